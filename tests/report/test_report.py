@@ -199,6 +199,9 @@ def test_unfinished_runs_are_never_averaged_with_finished_ones(tmp_path: Path) -
     assert row["status"] == "1 finished, 1 running, 1 diverged left out"
     row = row_of(accuracy_table(runs(tmp_path / "1")), "FedAvg")
     assert (row["status"], row["round"], row["accuracy"]) == ("running 3/4", "2", 10.0)
+    write_run(tmp_path / "3", {2: 20.0, 4: 90.0}, status="running", seed=3)
+    row = row_of(accuracy_table(runs(tmp_path / "1", tmp_path / "3")), "FedAvg")
+    assert (row["round"], row["accuracy"]) == ("2", 15.0), "as far as all seeds came"
 
 
 def test_a_cell_is_empty_where_a_seed_lacks_the_value(tmp_path: Path) -> None:
