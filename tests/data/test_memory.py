@@ -129,7 +129,7 @@ WRONG = {
         "data['b'] is a table, and not all are; give all",
     ),
     "label of arrays": ((X, Y), {"label": "y"}, "are for tables, and data is none"),
-    "absent label": (FRAME, {"label": "z"}, "data has no column 'z', which dataset.label names"),
+    "absent label": (FRAME, {"label": "z"}, "data has no column 'z'; it has a, y"),
     "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),
     "a bad item": (Pairs([X[0], X[:2]], [0, 1]), {}, "data cannot be read as a torch Dataset"),
     "items of names": (torch.utils.data.StackDataset(x=X, y=Y), {}, "item 0 is a dict"),

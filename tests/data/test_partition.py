@@ -148,12 +148,6 @@ def test_shards_hold_exactly_their_classes_in_equal_shards(clients, classes_per_
         assert not len(shard) or (shard.sum() == total and shard.max() - shard.min() <= 1)
 
 
-def test_more_clients_than_samples():
-    assert len(deal_samples(SCHEMES["iid"], small_images(), 12, 0, test_fraction=0.0).train) == 12
-    told = one_line(lambda: deal_samples(SCHEMES["iid"], small_images(), 13, 0))
-    assert told == "clients must be at most the number of samples, 12, got 13"
-
-
 # Sizes, and classes cut by Dir(alpha)
 
 
@@ -326,7 +320,7 @@ shuffled_shards | test_from: null | splits the data set's original test part, an
 shuffled_shards | clients: 7 | to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number
 shuffled_shards | clients: 1000 | into 200 shards; lower clients or partition.classes_per_client
 shuffled_shards | samples_per_client: 900 | partition.samples_per_client=900 is more than the
-fixed_dirichlet | train_samples: {10**18} | partition.train_samples={10**18} is more than the 2000 samples of the data set
+fixed_dirichlet | train_samples: {10**18} | lower partition.train_samples, or raise partition.alpha
 fixed_dirichlet | {{alpha: 0.001, train_samples: 500}} | a client is to have 500 samples of a class that has
 """
 """Scheme | options, as YAML | what is said."""

@@ -61,8 +61,7 @@ def test_each_client_has_the_librarys_rows(case, values):
 
 
 FAULTS = """
-argument | DirichletPartitioner | {"alhpa": 1} | 5 | partition.arguments.alhpa cannot be set for DirichletPartitioner; it takes
-seed | DirichletPartitioner | {"seed": 1} | 5 | partition.arguments.seed cannot be set
+argument | DirichletPartitioner | {"alhpa": 1} | 5 | refuses partition.arguments for 5 clients: TypeError:
 value | DirichletPartitioner | {"alpha": -1} | 5 | DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values
 no groups | NaturalIdPartitioner | {} | 5 | NaturalIdPartitioner refuses
 """

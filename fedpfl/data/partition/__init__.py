@@ -85,10 +85,6 @@ def deal_samples(
     Raises:
         FedpflError: If there are too few samples, or the partition breaks a rule.
     """
-    if clients > len(samples.y):
-        raise FedpflError(
-            f"clients must be at most the number of samples, {len(samples.y)}, got {clients}"
-        )
 
     def deal(some_samples: Samples) -> Partition:
         return call_scheme(scheme, some_samples, clients, seed, **options)

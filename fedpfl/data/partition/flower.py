@@ -78,18 +78,17 @@ def flower(
 def _make_settings(
     partitioner: Any, arguments: dict[str, Any], clients: int, seed: int
 ) -> dict[str, Any]:
-    """Return a partitioner's arguments. Raises FedpflError for one that it does not take."""
+    """Return a partitioner's arguments, with the run's clients and seed."""
     parameters = inspect.signature(partitioner).parameters
     settings = {key: value for key, value in arguments.items() if value is not None}
-    for key in settings:
-        if key not in parameters or key in ("num_partitions", "seed"):
-            raise FedpflError(
-                f"partition.arguments.{key} cannot be set for {partitioner.__name__}; it takes "
-                f"{', '.join(parameters)}, and the number of clients and the seed are the run's"
-            )
     by = GROUP if "NaturalId" in partitioner.__name__ else LABEL
-    supplied = {"num_partitions": clients, "seed": seed, "partition_by": by, **settings}
-    settings = {key: value for key, value in supplied.items() if key in parameters}
+    settings.setdefault("partition_by", by)
+    supplied = {
+        "num_partitions": clients,
+        "seed": seed,
+        "partition_by": settings.pop("partition_by"),
+    }
+    settings |= {key: value for key, value in supplied.items() if key in parameters}
     if "distribution_array" in settings:
         # The configuration has lists, and the library wants an array.
         settings["distribution_array"] = np.array(settings["distribution_array"])

@@ -192,12 +192,6 @@ def fixed_dirichlet(
         FedpflError: If a class has fewer samples than a client is to have of it.
     """
     # ---- Step 1: what there is of each class, to train and to test.
-    for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
-        if value > len(y):
-            raise FedpflError(
-                f"partition.{key}={value} is more than the {len(y)} samples of the data set; "
-                "lower it"
-            )
     rng = np.random.default_rng(seed)
     test_share = None if test_from else test_samples / (train_samples + test_samples)
     train_pool, test_pool = _train_and_test_pools(y, test_from, test_share, rng, "fixed_dirichlet")

@@ -20,7 +20,6 @@ from fedpfl.data.datasets.shared.tables import (
     encode_features,
     name_features,
     read_numbers,
-    require_column,
 )
 from fedpfl.data.datasets.shared.texts import (
     number_texts,
@@ -106,13 +105,11 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
             f"dataset.label names {len(labels)} columns, which task={options.task.name} has no use "
             "for; name one, or set task=multilabel"
         )
-    used_columns = [*labels]
-    require_column(table, "dataset.label", labels, origin)
-    require_column(table, "dataset.categories", options.categories, origin)
-    for key, name in (("dataset.by", options.by), ("partition.together", options.together)):
-        if name:
-            require_column(table, key, (name,), origin)
-            used_columns.append(name)
+    extra_columns = [*filter(None, (options.by, options.together))]
+    for name in (*labels, *extra_columns, *options.categories):
+        if name not in table.columns:
+            columns_text = ", ".join(table.columns[:5])
+            raise FedpflError(f"{origin} has no column {name!r}; it has {columns_text}")
 
     # ---- Step 2: labels by the task.
     if options.task is CLASSIFICATION:
@@ -121,7 +118,7 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
         y = np.stack([read_numbers(table[name], origin) for name in labels], 1)
     return Part(
         origin,
-        table.drop(columns=used_columns),
+        table.drop(columns=[*labels, *extra_columns]),
         y,
         groups=table[options.by].to_numpy() if options.by else None,
         units=table[options.together].to_numpy() if options.together else None,

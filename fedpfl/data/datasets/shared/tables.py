@@ -108,16 +108,6 @@ def check_frame(frame: pd.DataFrame, origin: str) -> pd.DataFrame:
     return frame.astype(numbers.dtypes.to_dict())
 
 
-def require_column(frame: pd.DataFrame, key: str, names: Sequence[str], origin: str) -> None:
-    """Raise FedpflError where a table lacks a column that the configuration names."""
-    for name in names:
-        if name not in frame.columns:
-            column_text = ", ".join(map(str, frame.columns[:5]))
-            raise FedpflError(
-                f"{origin} has no column {name!r}, which {key} names; it has {column_text}"
-            )
-
-
 # ---- Encoding
 
 
