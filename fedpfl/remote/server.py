@@ -392,7 +392,8 @@ class RemoteBackend(Backend):
         answered = read_message(Reply, fields)
         if (answered.client, answered.asks) != (client, describe_call(call)):
             raise FedpflError("an answer to another question")
-        if not isinstance(answer, Participation if isinstance(call, TrainCall) else dict):
+        kind: type[Any] = Participation if isinstance(call, TrainCall) else dict
+        if not isinstance(answer, kind):
             raise FedpflError("an answer of another kind")
         if str(tree.specs(answer)) != self._expected_form(call):
             raise FedpflError("an answer of another form than the method has")

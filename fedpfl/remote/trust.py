@@ -34,7 +34,7 @@ class NotFiniteError(FedpflError):
 
 
 class MessageLimits(NamedTuple):
-    """Say how large a message may be.
+    """The largest size of a message.
 
     Attributes:
         message_bytes: Of the whole message.
