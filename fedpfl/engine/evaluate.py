@@ -9,6 +9,9 @@ from fedpfl.engine.calls import Counts
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
 
+Columns = dict[str, float | None]
+"""Values of a row by column; None where one is undefined."""
+
 
 def pooled_accuracy(counts: Counts) -> float | None:
     """Return the percent correct over all clients' samples together; None without samples."""
@@ -22,7 +25,7 @@ def pooled_loss(counts: Counts) -> float | None:
     return float(counts.loss.double().sum() / total) if total else None
 
 
-def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, float | None]:
+def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> Columns:
     """Return the score over clients in several ways, the loss, and the measures.
 
     Clients without test samples do not count; all values are None if none has any. Measures are
@@ -54,7 +57,7 @@ def _mean_of_worst(scores: Tensor, is_higher_better: bool) -> float | None:
     return mean_of_defined(worst_first[: worst_decile_size(len(defined))])
 
 
-def summarize_success(counts: Counts) -> dict[str, float | None]:
+def summarize_success(counts: Counts) -> Columns:
     """Return an attack's success over clients by column, in percent.
 
     Args:
@@ -105,7 +108,7 @@ def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
     return columns | {name: 100 * shares.double() for name, shares in counts.measures.items()}
 
 
-def _pooled_scores(counts: Counts, task: Task) -> dict[str, float | None]:
+def _pooled_scores(counts: Counts, task: Task) -> Columns:
     """Return the scores of all clients' samples together, where a task has any."""
     if task is CLASSIFICATION:
         return {"accuracy_pooled": pooled_accuracy(counts)}

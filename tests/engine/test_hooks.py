@@ -4,7 +4,7 @@ numbers, turns, phases; what clients are told, and the server finds out before a
 
 import dataclasses
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ from fedpfl.data.augment import Augment
 from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import RowStorage
 from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
-from fedpfl.methods import Batch, FedALA, FedAvg, Phase, Turn
+from fedpfl.methods import Batch, FedALA, FedAvg, Phase
 from tests.conftest import (
     BACKENDS,
     CLASSES,
@@ -50,37 +50,6 @@ def minibatches(federation, client):
     orders = (draws.order(client, "main", epoch, len(own)) for epoch in range(LOCAL.epochs))
     parts = itertools.chain(*(order.split(LOCAL.batch_size) for order in orders))
     return [own[part] for part in parts if len(part) > 1]
-
-
-@dataclass(frozen=True)
-class Distilling(FedAvg):
-    """Takes its cohort in turns of one client, and notes what it sees at the server."""
-
-    seen: list = field(default_factory=list, compare=False)
-
-    def turns(self, played, cohort, clients, generator):
-        return [Turn([client]) for client in cohort]
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        x = torch.rand(3, 1, 8, 8, generator=generator)
-        self.seen.append((net.training, tree.clone(net.buffers), x, net(server, x)))
-        return super().aggregate(server, clients, net, uploads, weight, generator)
-
-
-def test_the_server_has_a_still_network_and_numbers_of_the_round(backend, federation):
-    """Statistics are the averaged ones from before the turn; numbers go on from turn to turn, and
-    change by round.
-    """
-    net, method = tiny(norm=True), Distilling()
-    states = record_states(method, net, federation, [[0, 4], [2]], engine=backend)
-    (training, buffers, first, logits), (_, moved, second, _), (_, last, third, _) = method.seen
-    assert not training
-    drawn = generator(0, "aggregate", 1)
-    assert_same([first, second], [torch.rand(3, 1, 8, 8, generator=drawn) for _ in range(2)])
-    assert_same(third, torch.rand(3, 1, 8, 8, generator=generator(0, "aggregate", 2)))
-    assert_same([buffers, last], [state.server_buffers for state in states[:2]])
-    assert not torch.equal(moved["main"]["norm.running_mean"], buffers["main"]["norm.running_mean"])
-    assert_same(logits, net.bind(states[0].server_buffers)(states[0].server, first))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpfl.engine.calls import Call
 from fedpfl.engine.training.forms import describe_form_change
 from fedpfl.engine.training.train_plan import TrainPlan
-from fedpfl.engine.training.vectorize import vmap_clients
+from fedpfl.engine.training.vectorize import Hook, vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Entries, Tree
@@ -35,13 +35,11 @@ class OneClient:
         overlay = tree.take(call.overlay or {}, call.clients.index(client))
         return apply_overlay(call.state.client(client), overlay)
 
-    def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
+    def each(self, hook: Hook, *trees: Any) -> Any:
         """Apply a pure hook."""
         return hook(*trees)
 
-    def one_by_one(
-        self, hook: Callable[..., Any], *trees: Any, records: Sequence[Tree] | None = None
-    ) -> Any:
+    def one_by_one(self, hook: Hook, *trees: Any, records: Sequence[Tree] | None = None) -> Any:
         """Apply `hook(client number, ...)`, which may branch on values.
 
         Args:
@@ -77,13 +75,11 @@ class ManyClients(OneClient):
         overlay = tree.map(take_rows, call.overlay or {})
         return apply_overlay(call.state.client(self.clients), overlay)
 
-    def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
+    def each(self, hook: Hook, *trees: Any) -> Any:
         """Apply a pure hook to all clients together."""
         return vmap_clients(hook, *trees, count=len(self.clients))
 
-    def one_by_one(
-        self, hook: Callable[..., Any], *trees: Any, records: Sequence[Tree] | None = None
-    ) -> Any:
+    def one_by_one(self, hook: Hook, *trees: Any, records: Sequence[Tree] | None = None) -> Any:
         """Apply a hook client by client and stack the answers, Ragged ones padded."""
         overlays = []
         for row, client in enumerate(self.clients):

@@ -7,7 +7,6 @@ neurons these are shows in the masks of their phases and in the tree that traini
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from fedpfl.engine.training.jobs import TrainJob, TrainResult
 from fedpfl.engine.training.train_plan import with_epoch_numbers
+from fedpfl.engine.training.vectorize import Hook
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Phase
@@ -120,7 +120,7 @@ def cut_job(net: Net, job: TrainJob) -> CutJob | None:
     return CutJob(net, job, part) if part else None
 
 
-def embed_objective(objective: Callable[..., Any], surroundings: Tree) -> Callable[..., Any]:
+def embed_objective(objective: Hook, surroundings: Tree) -> Hook:
     """Return a loss of a part, for one of the network at full size.
 
     Args:

@@ -52,9 +52,15 @@ class FeatureStore:
             splits: One or more.
             data: Their samples, the last one perhaps repeated.
         """
-        # A network is not called without samples.
-        parts = [self.find_features(net, split) for split in splits if split.sample_indices.numel()]
-        if not parts or any(part is None for part in parts):
+        parts: list[Tensor] = []
+        for split in splits:
+            # A network is not called without samples.
+            if split.sample_indices.numel():
+                features = self.find_features(net, split)
+                if features is None:
+                    return None
+                parts.append(features)
+        if not parts:
             return None
         features = torch.cat(parts)
         missing = len(data.x) - len(features)

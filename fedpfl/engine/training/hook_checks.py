@@ -19,6 +19,7 @@ from fedpfl.engine.training.forms import (
     require_unchanged,
     tensor_versions,
 )
+from fedpfl.engine.training.vectorize import Hook
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Entries, Tree
@@ -102,7 +103,7 @@ class CheckedHook:
     So it does if the hook changes its arguments, or looks at values that it may not see.
     """
 
-    hook: Callable[..., Any]
+    hook: Hook
     name: str = field(compare=False)
     rule: HookRule = field(compare=False)
     expected: Expected = field(compare=False)

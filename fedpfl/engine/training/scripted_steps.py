@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.step import PureStep, StepState
+from fedpfl.engine.training.vectorize import Hook
 from fedpfl.ground import tree
 from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.tree import Tree
@@ -182,7 +182,7 @@ def _looks_at_tensors_alone(step: PureStep) -> bool:
     return is_known and not is_large
 
 
-def _list_hooks(job: TrainJob, phase: Phase) -> list[Callable[..., Any]]:
+def _list_hooks(job: TrainJob, phase: Phase) -> list[Hook]:
     """Return the functions of a method that have a part in a phase's steps."""
     hooks = [phase.step or phase.loss or job.plan.loss]
     if phase.after_gradient:
@@ -190,7 +190,7 @@ def _list_hooks(job: TrainJob, phase: Phase) -> list[Callable[..., Any]]:
     return hooks
 
 
-def _is_known_hook(hook: Callable[..., Any], method: Method) -> bool:
+def _is_known_hook(hook: Hook, method: Method) -> bool:
     """Check that a hook is a method's function itself, and no wrapper."""
     if inspect.ismethod(hook):
         return hook.__self__ is method

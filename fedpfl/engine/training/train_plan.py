@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local, unused_optimizer_text
+from fedpfl.engine.training.vectorize import Hook
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Entries, Tree
@@ -28,7 +29,7 @@ class TrainPlan:
         by_sample: Whether the mean loss over samples is asked for, beside that over steps.
     """
 
-    loss: Callable[..., Any]
+    loss: Hook
     phases: list[Phase]
     local: Local
     tuned: bool = False

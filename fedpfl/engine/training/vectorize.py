@@ -11,8 +11,11 @@ from torch.func import vmap
 
 from fedpfl.ground import tree
 
+Hook = Callable[..., Any]
+"""A function of one client, by a method or for one."""
 
-def vmap_clients(hook: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
+
+def vmap_clients(hook: Hook, *stacked: Any, count: int | None = None) -> Any:
     """Apply a one-client function to every row of the stacked trees.
 
     Args:
