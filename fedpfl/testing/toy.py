@@ -191,11 +191,12 @@ def play_rounds(
         state = make_initial_state(
             method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None
         )
+    else:
+        state = copy_state(state)
     setup = RoundSetup(backend, method, federation, settings.local, seed, stopping=stopping)
 
     # A round overwrites the clients' rows of the state before, hence copies.
     states = [copy_state(state)]
-    state = copy_state(state)
     outcomes = []
     for planned_cohort in cohorts:
         cohort = pick_cohort(state, planned_cohort, seed)
