@@ -194,18 +194,6 @@ def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
     return (f"Unless a row says otherwise: {', '.join(parts)}.",) if parts else ()
 
 
-def find_deviations(compared_groups: Sequence[Group]) -> list[list[str]]:
-    """Return of each group the settings other than its method's that differ from most.
-
-    Such as `["clients=30"]`.
-    """
-    settings = [_list_settings(group.runs) for group in compared_groups]
-    deviations = []
-    for keys, values in zip(_minority_keys(settings), settings, strict=True):
-        deviations.append([_setting_text(key, values, keys) for key in keys])
-    return deviations
-
-
 def canonical_text(value: Any) -> str:
     """Return text that is equal for the same choice: 1 and 1.0 are one, 1 and True are not."""
     # Beyond 2^53 not every whole number is a float. A bool is no int of this type.

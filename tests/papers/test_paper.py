@@ -397,10 +397,6 @@ def test_the_papers_own_rule_from_the_command_line(tmp_path, capsys):
     words = ["--select", "as-published", "--every", "50"]
     assert main(["paper", "fedpurin/table1", str(tmp_path), *words]) == 2
     assert "--select as-published has rounds and accuracy of its own" in capsys.readouterr().err
-    # By FedOBP's
-    assert main(["paper", "all_methods", str(tmp_path), *words[:2]]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "the best evaluation after a multiple of 100 rounds" in told
 
 
 def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(

@@ -25,7 +25,7 @@ from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
 from fedpfl.report.table import Table
-from fedpfl.report.tables import PublishedColumn, accuracy_table
+from fedpfl.report.tables import PublishedColumn
 
 SOURCE = "FedOBP (arXiv:2604.16574) Table "
 # From the authors' logs, but for the split: seeds differ by it.
@@ -393,15 +393,10 @@ TABLES: dict[str, Layout | Listing] = {
 }
 
 
-def nearest_of_each_method(groups: Sequence[Group], **setup: Any) -> list[Group]:
-    """Return of each method on each split the configuration that FedOBP's tables would show.
-
-    Args:
-        groups: Any.
-        setup: Takes the place of keys of the tables' set-up.
-    """
+def nearest_of_each_method(groups: Sequence[Group]) -> list[Group]:
+    """Return of each method on each split the configuration that FedOBP's tables would show."""
     by_closeness = sorted(
-        groups, key=lambda group: closeness_to_paper(group, setup_of(group.runs[0]) | setup)
+        groups, key=lambda group: closeness_to_paper(group, setup_of(group.runs[0]))
     )
     nearest: dict[tuple[str, str, str], Group] = {}
     for group in by_closeness:
@@ -409,19 +404,6 @@ def nearest_of_each_method(groups: Sequence[Group], **setup: Any) -> list[Group]
             # The nearest come last, and replace earlier ones.
             nearest[group.dataset, group.partition, group.runs[0].method_name] = group
     return list(nearest.values())
-
-
-def _choose_without_momentum(groups: Sequence[Group]) -> list[Group]:
-    config = {"local.momentum": 0.0, "method.variant": "paper"}
-    return nearest_of_each_method(groups, **config)
-
-
-def _make_accuracy_table(groups: Sequence[Group], rule: Selection) -> Table:
-    """Return accuracies and costs."""
-    members = [run for group in groups for run in group.runs]
-    return accuracy_table(
-        members, rule.select, rule.every, partial(published_beside, everywhere=True)
-    )
 
 
 def _make_log_table(groups: Sequence[Group], rule: Selection) -> Table:
@@ -433,7 +415,4 @@ def _make_log_table(groups: Sequence[Group], rule: Selection) -> Table:
     return replace(logs.log_table(groups), notes=departures(comparisons))
 
 
-TABLES |= {
-    "all_methods": Listing(_choose_without_momentum, _make_accuracy_table),
-    "public_logs": Listing(logs.choose_logged, _make_log_table),
-}
+TABLES["public_logs"] = Listing(logs.choose_logged, _make_log_table)
