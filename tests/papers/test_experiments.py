@@ -286,8 +286,7 @@ def test_q_is_table_2s() -> None:
     for dataset, by_alpha in table.items():
         for alpha, q in by_alpha.items():
             key = (SOURCE + "II", QUANTILE, "fedobp", str(dataset), f"Dir({alpha:g})")
-            known = published.lookup(key)
-            assert known and known.value == q
+            assert published.lookup(key).value == q
     assert len(table) == 8
 
 
