@@ -120,7 +120,7 @@ def read_directories(
     directories pass the filters, so that the user hears of them.
 
     Args:
-        roots: folders of runs; a trial that is itself a root is not left out.
+        roots: folders of runs.
         where: filters, such as `method=fedobp`.
         trials: whether to include trials.
 
@@ -129,11 +129,10 @@ def read_directories(
     """
     # ---- Step 1: without trials.
     directories = [inspect_directory(path) for path in find_run_directories(roots)]
-    root_paths = {root.resolve() for root in roots}
     results = []
     for directory in directories:
         is_trial = directory.run is not None and directory.run.search_name != ""
-        if trials or not is_trial or directory.path.resolve() in root_paths:
+        if trials or not is_trial:
             results.append(directory)
     trial_count = len(directories) - len(results)
     if trial_count:

@@ -10,11 +10,9 @@ import pytest
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.fairness import fairness_table
-from fedpfl.report.html import write_pages
 from fedpfl.report.load import runs
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
-from tests.report.test_html import Page
 from tests.report.test_report import amend, row_of, write_run
 
 FEDPER, LOCAL = {"name": "fedper"}, {"name": "local_only"}
@@ -131,11 +129,3 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
     assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
     words = "FedAvg+FT was run with another local.epochs, local.lr than: FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
     assert words in told.notes
-
-
-def test_the_page(root: Path) -> None:
-    page = Page(write_pages([root], root / "report")[0])
-    assert page.row("fairness", "FedPer")[4:7] == ["30.00", "11.00", "-20.00"]
-    (root / "fedavg/seed0/clients.csv").unlink()
-    (root / "local/seed0/clients.csv").unlink()
-    assert "fairness" not in Page(write_pages([root], root / "report")[0]).cells

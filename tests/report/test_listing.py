@@ -110,18 +110,6 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     holder.communicate("")
 
 
-def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
-    """Closing any file that is opened for `run.lock` would let go of it."""
-    run = age(write_run(tmp_path / "run", status="running", reached=3), 9 * HOUR)
-    held = lock.acquire_lock(run)
-    try:
-        assert load.inspect_directory(run).status == "running"
-        assert is_locked(run)
-    finally:
-        os.close(held)
-    assert load.inspect_directory(run).status == "interrupted"
-
-
 def test_the_reason_is_told_and_a_run_without_rounds_is_not_broken(tmp_path: Path) -> None:
     run = amend(write_run(tmp_path / "run", status="failed", reached=2), error="OSError: no\nroom")
     found = load.inspect_directory(run)

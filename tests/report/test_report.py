@@ -177,13 +177,18 @@ def test_configurations_that_look_alike_are_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "lr", local={"lr": 0.1})
     write_run(tmp_path / "base")
     labels = {group.method: len(group.runs) for group in groups(runs(tmp_path))}
+    held = write_run(tmp_path / "held", validation=0.1, method="fedper")
+    two = {group.method for group in groups(runs(tmp_path / "base", held))}
+    assert two == {"FedAvg", "FedPer (validation=0.1)"}, (
+        "of two the one that lacks a key says nothing"
+    )
     alike = {"FedAvg": 1, "FedAvg (lr=0.1)": 1, "FedOBP (norm=global)": 2, "FedOBP (norm=layer)": 2}
     assert labels == alike
 
 
 def test_a_copy_of_a_run_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", {2: 60.0}, status="running", reached=3)
-    write_run(tmp_path / "b", {2: 60.0, 4: 65.0})
+    write_run(tmp_path / "b", {2: 60.0, 4: 65.0}, status="running")
     (run,) = runs(tmp_path)
     assert run.path.name == "b"
     told = f"skipped {tmp_path / 'a'}: same configuration and seed as {tmp_path / 'b'}\n"

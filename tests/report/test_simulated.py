@@ -28,6 +28,9 @@ def test_tables_tell_simulated_hours_and_those_to_a_target(root: Path) -> None:
     frame = accuracy_table(runs(root), chosen=keys).frame.set_index("method")
     assert frame.loc["FedAvg", keys].tolist() == pytest.approx([2.0, 0.5, math.nan, 1], nan_ok=True)
     assert frame.loc["FedPer", keys].tolist() == pytest.approx([4.0, 1.0, 4.0, 1])
+    add_columns(root / "fedper", sim_seconds=[1.0, None, 1.0, 1.0])
+    row = row_of(accuracy_table(runs(root), chosen=keys), "FedPer")
+    assert math.isnan(row["sim_hours"]), "a round without a record makes the sum unknown"
     best = accuracy_table(runs(root), select="best-checkpoint", chosen=keys)
     assert row_of(best, "FedAvg")["sim_hours"] == 0.5
     with pytest.raises(FedpflError, match=r"no such column: one of .*, got 'sim_hours@high'"):

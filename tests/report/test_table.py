@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.report.html import render_html
 from fedpfl.report.render import FORMATS, render
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best
@@ -201,15 +200,6 @@ def test_csv() -> None:
     shown = (pd.DataFrame({"section": [name], name: [1]}) for name in ("a", "b"))
     frames = [Table("", (), [], frame) for frame in shown]
     assert render(frames, "csv") == "section,a,b\na,1.0,\nb,,1.0\n"
-
-
-def test_several_tables_have_titles() -> None:
-    two = [Table(name, (Column("x"),), [[Cell("y")]], pd.DataFrame()) for name in ("One", "Two_")]
-    assert render(two) == "One\nx\n─\ny\n\nTwo_\nx\n─\ny\n"
-    assert render(two, "markdown").startswith("### One\n\n| x |\n|---|\n| y |\n\n### Two\\_\n")
-    message = "unknown format 'html'; choose one of: terminal, markdown"
-    with pytest.raises(FedpflError, match=message):
-        render(two, "html")
 
 
 def test_text_is_made_harmless_and_short() -> None:
