@@ -21,7 +21,6 @@ import pytest
 import torch
 from PIL import Image
 
-from fedpfl.data import partition, state_dict
 from fedpfl.data.datasets import DATA_SETS, Samples, load_samples, pacs
 from fedpfl.ground.errors import FedpflError
 from tests.data.test_datasets import (
@@ -33,7 +32,6 @@ from tests.data.test_datasets import (
     write,
 )
 from tests.data.test_leaf import written
-from tests.data.test_partition_file import flat
 
 TRIED = 20  # damaged files per format
 SECONDS = 1.0  # of this process, for each
@@ -98,28 +96,12 @@ def leaf(patch: pytest.MonkeyPatch) -> World:
     return World(files, list(files), read, checked=False)
 
 
-def parts(patch: pytest.MonkeyPatch) -> World:
-    data, y = io.BytesIO(), labels(40)
-    flat(partition.iid(y, 5, 0), data)
-    read = lambda root: partition.file(y, 5, 0, path=root / "partition.npz")  # noqa: E731
-    return World({"partition.npz": data.getvalue()}, ["partition.npz"], read)
-
-
-def values(patch: pytest.MonkeyPatch) -> World:
-    data, read = io.BytesIO(), state_dict.read_state_dict
-    tensors = {"fc.weight": torch.arange(1200.0).view(40, 30), "fc.bias": torch.arange(40.0)}
-    torch.save(tensors, data)
-    return World({"net.pt": data.getvalue()}, ["net.pt"], lambda root: read(root / "net.pt"))
-
-
 WORLDS: dict[str, Callable[[pytest.MonkeyPatch], World]] = {
     "npz": own,
     "idx.gz": gzipped,
     "idx": plain,
     "png": png,
     "json": leaf,
-    "partition": parts,
-    "weights": values,
 }
 
 

@@ -299,6 +299,14 @@ def test_rows_of_a_patient_are_never_apart(case, tmp_path):
     assert find_leaks("partition.together=patient") == 0
 
 
+def test_patients_of_the_test_part_stay_there():
+    rows = torch.arange(40)
+    facts = {"test_from": 30, "units": rows // 3}
+    samples = datasets.Samples("own", torch.zeros(40, 1), rows % 2, 2, (), (), **facts)
+    dealt = partition.deal_samples(partition.shuffled_shards, samples, 2, 0, classes_per_client=1)
+    assert np.concatenate(dealt.train).max() < 30 <= np.concatenate(dealt.test).min()
+
+
 def test_what_cannot_be_kept_together_is_one_line(tmp_path):
     make_patients(tmp_path)
     own = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"}
