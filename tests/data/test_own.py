@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedpfl.config.dealing import deal_data, share_nothing
 from fedpfl.config.plan import check_config
-from fedpfl.data import datasets
+from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import memory
 from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.data.datasets.shared.words import encode_texts
