@@ -142,7 +142,7 @@ class CheckedHook:
             raise MethodError(f"{self.name} {advice} ({frame.filename}:{frame.lineno})") from error
 
     def _with_checked_functions(self, phase: Phase) -> Phase:
-        """Return a phase whose own functions are checked in the same way."""
+        """Return a phase with its own functions checked in the same way."""
         method_name = type(self.expected.method).__name__
         checked_functions: dict[str, Any] = {}
         for key, rule in PHASE_RULES.items():
@@ -215,8 +215,8 @@ def _check_finish(value: Any, expected: Expected, *_: Any) -> str:
     fault = _check_pair(value)
     if fault or expected.client is None:
         return fault
-    kept = persistent_entries(value[1], expected.client)
-    return _describe_state_change(kept, expected.client, " than init's")
+    lasting_entries = persistent_entries(value[1], expected.client)
+    return _describe_state_change(lasting_entries, expected.client, " than init's")
 
 
 def _describe_state_change(new: Tree, old: Tree, where: str = "") -> str:
