@@ -62,18 +62,18 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-BAD = ("broken", "diverged", "failed")
-
-
-def test_failed_diverged_and_broken_runs_go(root: Path, capsys: pytest.CaptureFixture) -> None:
-    assert clean(root, "--yes") == 0
+def test_failed_diverged_and_broken_runs_go_by_yes_alone(root, monkeypatch, capsys):
+    before = there(root)
+    asked = on_terminal(monkeypatch, "Y es")
+    assert clean(root) == 0
+    assert there(root) == before
+    on_terminal(monkeypatch, " YES ")
+    assert clean(root) == 0
     assert there(root) == ["finished", "finished/seed0", "running", "running/seed3"]
+    assert asked == ["Remove 3 directories? [y/N] "]
     out = capsys.readouterr().out
-    lines = out.splitlines()
-    told = sorted(line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in BAD)
-    assert told == sorted(BAD)
     assert "diverged 2/4" in out
-    assert lines[-1] == "removed 3 runs of 3"
+    assert out.endswith("removed 3 runs of 3\n")
 
 
 def test_a_checkpoint_is_removed_only_by_its_status(tmp_path, capsys):
@@ -86,14 +86,6 @@ def test_a_checkpoint_is_removed_only_by_its_status(tmp_path, capsys):
     assert_left(tmp_path / "failed", reason, capsys.readouterr().err)
     assert clean(tmp_path, "--yes", "--status", "failed") == 0
     assert there(tmp_path) == []
-
-
-@pytest.mark.parametrize("answer", ["Y es", " YES "])
-def test_only_yes_removes(root: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    asked = on_terminal(monkeypatch, answer)
-    assert clean(root) == 0
-    assert (root / "failed").exists() != (answer == " YES ")
-    assert asked == ["Remove 3 directories? [y/N] "]
 
 
 def test_mistakes_remove_nothing_and_interrupted_runs_go_only_by_name(root, capsys):
