@@ -179,6 +179,9 @@ def main() -> None:
         # A fault in a job is a bug, and shows where it was raised.
         if _reached_jobs and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
+        # Hydra makes parents of a folder before it fails to make the folder.
+        if isinstance(error, OSError) and error.filename:
+            remove_empty_folders(Path(error.filename))
         _give_up(error)
 
 

@@ -207,5 +207,6 @@ def remove_empty_folders(path: Path) -> None:
         for folder in (path.absolute(), *path.absolute().parents):
             if folder == Path.cwd():
                 return
-            if folder.exists():  # its parent may have been made before it failed
+            # A name may be too long to exist, and its parent was made before it failed.
+            if os.path.isdir(folder):
                 folder.rmdir()

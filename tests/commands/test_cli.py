@@ -67,6 +67,7 @@ adapter=lora => model=cnn4: adapter.layers: the network has no q; it has conv, l
 # files
 dataset=npz => dataset.path has no value; set it with dataset.path=
 # folders
+hydra.run.dir=a/b/{300 x} => File name too long
 hydra.run.dir=file/run => file/run
 # what a terminal would obey
 data_dir="{escape}[2J{escape}[31mred" => data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'
@@ -89,6 +90,7 @@ method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: Recur
 """
 MARKED = {
     "{escape}": "\x1b",
+    "{300 x}": 300 * "x",
     "{place}": "hydra.run.dir='outputs/${fedpfl.run_subdir:}'",
 }
 

@@ -178,7 +178,7 @@ def _draw_partitions(content: Content) -> Charts:
             counts = data.count_labels(run)
         except FedpflError:
             continue
-        if len(counts):
+        if counts.size:
             clients = data.evenly_spaced(len(counts), MAX_PARTITION_CELLS // len(counts.columns))
             cells = counts.iloc[clients].T
             choice = {_SETTING: setting}
