@@ -148,6 +148,15 @@ def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_pat
     assert published_setting(group.runs[0]) == "Dir(0.1)"
 
 
+def test_public_curves_over_q_are_those_of_a_runs_score(tmp_path: Path) -> None:
+    """FedOBP's file has a moving average on CIFAR100; Fisher's quantile is per tensor."""
+    scores = {"obp_as_published": (0.993, 46.36), "fisher": (0.9, 40.93), "gradient": (0.9, 39.76)}
+    for score, (q, best) in scores.items():
+        path = add(tmp_path, score, 40.0, EARLIER | {"score": score, "q": q})
+        curve = logs.accuracy_by_quantile(read_run(path))
+        assert (max(curve, key=curve.get), max(curve.values())) == (q, best)
+
+
 # Numbers that follow without runs
 
 

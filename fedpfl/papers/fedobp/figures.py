@@ -32,7 +32,7 @@ from fedpfl.papers.fedobp.tables import (
     published_setting,
 )
 from fedpfl.papers.layout import Selection
-from fedpfl.report.figures import accuracy_figure, draw_panels
+from fedpfl.report.figures import DASHES, accuracy_figure, draw_panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
@@ -200,18 +200,20 @@ def _quantile(group: Group) -> float:
     return group.runs[0].q or 0.0
 
 
-def _draw_public_curve(
+def _draw_public_curves(
     ax: Axes, groups: Sequence[Group], quantiles: Sequence[float], rule: Selection
 ) -> None:
     """Draw the public files' accuracies, which are pooled, at those q that own runs have."""
-    public_curve = logs.accuracy_by_quantile(groups[0].runs[0])
-    # The axis has places of own runs; a published q between them has none.
-    shared = [q for q in quantiles if q in public_curve and rule.accuracy == "accuracy_pooled"]
-    if shared:
-        positions = [*map(quantiles.index, shared)]
+    run_by_score = {group.runs[0].config_value("method.score"): group.runs[0] for group in groups}
+    for number, (score, run) in enumerate(run_by_score.items()):
+        public_curve = logs.accuracy_by_quantile(run)
+        # The axis has places of own runs; a published q between them has none.
+        shared = [q for q in quantiles if q in public_curve and rule.accuracy == "accuracy_pooled"]
         accuracies = [public_curve[q] for q in shared]
-        label = "earlier score, the authors' public files: better of rounds 100 and 200"
-        ax.plot(positions, accuracies, "k:", label=label)
+        label = f"{SCORE_LABELS[score]}, public files: better of rounds 100 and 200"
+        if shared:
+            style = {"color": "black", "linestyle": DASHES[1 + number]}
+            ax.plot([*map(quantiles.index, shared)], accuracies, label=label, **style)
 
 
 def _paint_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -262,7 +264,7 @@ FIGURES = {
     "figure4": Figure(_choose_over_quantile(_has_paper_score), _paint_over_quantiles(_score_label)),
     "figure4_as_published": Figure(
         _choose_over_quantile(_has_published_score),
-        _paint_over_quantiles(_score_label, decorate=_draw_public_curve),
+        _paint_over_quantiles(_score_label, decorate=_draw_public_curves),
     ),
     "figure5": Figure(
         lambda groups: groups_with_several_values(groups, _is_table5_run, _norm_label),

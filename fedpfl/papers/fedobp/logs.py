@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.published import setup_differences
 from fedpfl.report.grouping import Group
@@ -41,6 +43,12 @@ VARIED_KEYS = {"ema": 0.0, "norm": "global", "classifier_only": False}
 """Varied keys of FedOBP, with their values where a run does not have them."""
 PAST_WEIGHTS = {"cifar10": 0.5, "cifar100": 0.5}
 """FedOBP's `ema` in the files of Figure 4; the other data sets have no moving average there."""
+SCORE_FILES = {
+    "obp_as_published": "scores",
+    "fisher": "fisher scores",
+    "gradient": "gradient scores",
+}
+"""Which files of Figure 4 have a score."""
 LOG_COLUMNS = ROW_COLUMNS | {
     "round": Column("round", "whole"),
     "before": Column("own", "percent", "before"),
@@ -64,7 +72,7 @@ class Log(NamedTuple):
 
     Attributes:
         files: Which files it is of: those of the `tables`, of the `ablation` (Table V), its
-            variants with a `moving average`, or of `scores` (Figure 4).
+            variants with a `moving average`, or of SCORE_FILES (Figure 4).
         method: As ours.
         dataset: As ours.
         setting: As ours.
@@ -157,17 +165,19 @@ def past_weight(dataset_name: str) -> float:
 
 
 def accuracy_by_quantile(run: Run) -> dict[float, float]:
-    """Return the earlier score's pooled accuracy by q, on a run's data set and partition.
+    """Return the pooled accuracy of a run's score by q, on its data set and partition.
 
     As in Figure 4, it is the better of rounds 100 and 200.
     """
     if not _is_scaled_as_files(run):
         return {}
-    file_key = ("scores", *_file_setting(run), past_weight(run.dataset_name))
+    score = run.config_value("method.score")
+    past = past_weight(run.dataset_name) if score == "obp_as_published" else math.nan
+    place = (SCORE_FILES.get(score), *_file_setting(run), str(past))
     return {
-        log.q: max(log.accuracy[100][0], log.accuracy[200][0])
+        log.q: float(pd.Series([log.accuracy[100][0], log.accuracy[200][0]]).max())
         for log in read_logs()
-        if (log.files, log.dataset, log.setting, log.ema) == file_key
+        if (log.files, log.dataset, log.setting, str(log.ema)) == place
     }
 
 
