@@ -24,7 +24,7 @@ from fedpfl.report.power import (
     hierarchical_interval,
     student_interval,
 )
-from fedpfl.report.ranking import holm_correction
+from fedpfl.report.ranking import correct_by_holm
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
 from fedpfl.report.text import join_few
@@ -104,8 +104,8 @@ def judge_claims(
         ]
 
     # ---- Step 2: all of them tested together.
-    raw = [paired_test([d - by for d in record["differences"]], "t") for record in records]
-    for record, p in zip(records, holm_correction(raw), strict=True):
+    p_values = [paired_test([d - by for d in record["differences"]], "t") for record in records]
+    for record, p in zip(records, correct_by_holm(pd.Series(p_values)), strict=True):
         record["p"] = p
         record["verdict"] = _decide(record["differences"], by, p, len(records))
     frame = pd.DataFrame(records).drop(columns="differences")
