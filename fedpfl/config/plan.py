@@ -142,7 +142,21 @@ def _list_exclusions(plan: Plan) -> list[tuple[bool, str]]:
     """Return pairs of choices that exclude each other: if both are chosen, and the message."""
     settings, local, shift, system = plan.settings, plan.local, plan.shift, plan.system
     method_choice = f"method={plan.config['method']['name']}"
+    of_clients = {
+        "privacy": plan.privacy,
+        "attack": plan.attack,
+        "defence": plan.defence,
+        "system": plan.system,
+        "stopping.early": plan.stopping.early or None,
+    }
+    is_about_clients = plan.method.pools_samples and any(of_clients.values())
+    chosen = ", ".join(group for group, value in of_clients.items() if value)
     return [
+        (
+            is_about_clients,
+            f"{method_choice} trains on the samples of all clients together, and {chosen} is about"
+            " clients that keep theirs; leave it out",
+        ),
         (
             plan.method.own_steps and not local.is_plain,
             engine.unused_optimizer_text(method_choice, local),

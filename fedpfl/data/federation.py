@@ -240,6 +240,16 @@ class Federation:
         participants = [client for client in range(self.clients) if client not in newcomers]
         return self.select_clients(participants), self.select_clients(sorted(newcomers))
 
+    def pool_samples(self, client: int) -> Federation:
+        """Give the samples of all clients to one of them, which stands for all."""
+        pooled: dict[str, tuple[Tensor, ...]] = {}
+        for split in ("train", "test", "validation"):
+            indices = [*getattr(self, split)]
+            if indices:
+                indices[client] = torch.cat(indices)
+            pooled[split] = tuple(indices)
+        return replace(self, **pooled)
+
     def merge_clients(self, limit: int) -> Federation:
         """Return a federation of at most `limit` clients that hold the same test samples.
 

@@ -159,6 +159,9 @@ def play_round(
     cohort = sorted(cohort)
     if setup.account and not cohort:
         return _play_round_without_cohort(setup, setup.account, state)
+    if setup.method.pools_samples:
+        setup = _pool_samples(setup, cohort)
+        cohort = cohort[:1]
 
     # ---- Step 1: who trains with whom? Most methods answer with one turn of the whole cohort.
     turns = choose_turns(setup, state, cohort)
@@ -168,9 +171,7 @@ def play_round(
     for turn in turns:
         # ---- Step 2: the turn's clients train. A survey only gathers: it is no participation.
         trained = _train_turn(setup, state, turn, local_by_client)
-        wants_stopping_loss = _wants_stopping_loss(setup, state, turn)
-        traffic = count_traffic(trained.participation, state, wants_stopping_loss)
-        load = TurnLoad(trained.clients, trained.participation.flops, traffic)
+        load = _measure_load(setup, state, trained)
 
         # ---- Step 3: attackers forge their uploads. In a private run the server sees only the
         # noised mean of clipped uploads, under a defence only the robust aggregate.
@@ -194,6 +195,19 @@ def play_round(
     # ---- Step 6: what happened, in the cohort's order.
     state = replace(state, round=state.round + 1)
     return state, _summarize_turns(results, state, keep_loads=local_by_client is not None)
+
+
+def _pool_samples(setup: RoundSetup, cohort: list[int]) -> RoundSetup:
+    """Give all samples to the cohort's first client, which takes the steps of the whole cohort."""
+    local = setup.local
+    sizes = setup.federation.train_sizes[cohort]
+    batches = sizes // local.batch_size + (sizes % local.batch_size > 1)
+    passes = local.epochs or 0
+    steps = int((batches * passes).sum()) if passes else local.amount * int((batches > 0).sum())
+    if not steps:
+        return setup
+    federation = setup.federation.pool_samples(cohort[0])
+    return replace(setup, federation=federation, local=replace(local, epochs=None, steps=steps))
 
 
 # ---- who trains
@@ -313,6 +327,16 @@ def _train_by_own_settings(
     stacked = tree.concatenate_trees(participations)
     order = [position for positions in positions_by_local.values() for position in positions]
     return tree.take(stacked, torch.tensor(order).argsort())
+
+
+def _measure_load(setup: RoundSetup, state: State, trained: _TrainedTurn) -> TurnLoad:
+    """Measure the operations and the traffic of a turn's clients."""
+    wants_loss = _wants_stopping_loss(setup, state, trained.turn)
+    traffic = count_traffic(trained.participation, state, wants_loss)
+    if setup.method.pools_samples:
+        # The model is where the samples are.
+        traffic = tree.map(torch.zeros_like, traffic)
+    return TurnLoad(trained.clients, trained.participation.flops, traffic)
 
 
 def count_traffic(

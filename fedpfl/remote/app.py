@@ -163,6 +163,8 @@ def _make_remote_backend(
     """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
     # ---- Step 1: is the method right, and may it see all that it needs?
     try_plugins(run, has_samples=agreement is None)
+    if run.method.pools_samples:
+        raise NotSentError("it trains on the samples of all clients together")
     if run.method.server_sees == SEES[-1] and not settings.share_states:
         raise NotSentError("its server looks at clients' states")
 

@@ -34,7 +34,7 @@ def read_titles(group: str, order: str = "") -> dict[str, str]:
 # The order of the paper's tables, the method under study last.
 METHOD_TITLES = read_titles(
     "method",
-    "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl "
+    "local_only centralized fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl "
     "lg_fedavg fedrep fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per ifca cfl "
     "fedamp fedfomo apple fedproto fedpac gpfl fedas pfedfda flute feddpa floco floco_plus fedala "
     "fedcp fedselect pspfl seqfededt random_dropout fjord heterofl fedrolex flexfl hermes fedmp "

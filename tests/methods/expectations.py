@@ -203,6 +203,9 @@ EXPECTED |= {
         up=(COHORT * (SIZE + 1) + CLIENTS, COHORT * (SIZE + 1)),
         statistics="client",
     ),
+    "centralized": Expect(
+        down=0, up=0, limits=(alone_at(FEDAVG), alone_at(LocalOnly())), first_time=GLOBAL
+    ),
     "cfl": Expect(
         limits=(
             fedavg_at(None, eps1=0.0, statistics="aggregate"),

@@ -55,9 +55,9 @@ def test_chance_alone_supports_a_table_in_five_of_a_hundred():
     generator = np.random.default_rng(0)
     tables = generator.normal(size=(2000, 3, 5)) * [[0.3], [1.0], [4.0]]
     p_values = [[paired_test(row.tolist(), "t") for row in table] for table in tables]
-    assert np.mean([correct_by_holm(pd.Series(own)).min() < 0.05 for own in p_values]) == pytest.approx(
-        0.05, abs=0.01
-    )
+    assert np.mean(
+        [correct_by_holm(pd.Series(own)).min() < 0.05 for own in p_values]
+    ) == pytest.approx(0.05, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,12 @@ class Method(Checked):
     Other networks are then refused. 0: it takes any network.
     """
 
+    pools_samples: ClassVar[bool] = False
+    """Whether one client trains in the cohort's place, on the samples of all clients.
+
+    That is no federation, so that private runs and nodes refuse it.
+    """
+
     server_sees: ClassVar[str] = SEES[0]
     """What the server needs to see of its clients, one of SEES.
 

@@ -119,6 +119,7 @@ fedphp = partial(models.fedphp, planned=PLANNED)
 CASES |= {
     "fedavg": Case(m.FedAvg(), lambda s, a: plain.play(s)),
     "fedavg-norm": normed(m.FedAvg(), lambda s, a: plain.play(s)),
+    "centralized-norm": normed(m.Centralized(), models.centralized),
     "fedprox": Case(m.FedProx(mu=0.5), models.fedprox),
     "fedavgm": Case(m.FedAvgM(0.3, 0.5), models.fedavgm),
     "fedavgm-nesterov": Case(m.FedAvgM(0.3, 0.8, nesterov=True), models.fedavgm),

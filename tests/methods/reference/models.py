@@ -24,6 +24,24 @@ from tests.methods.reference import plain
 from tests.methods.reference.plain import HEAD, Order, Result, Setting, Turn, Weights
 
 
+def centralized(s: Setting, method: Any) -> Result:
+    """One client has all samples, and takes the steps of the whole cohort."""
+    parts = [vars(client) for client in s.clients]
+    everything = plain.Client(**{k: torch.cat([own[k] for own in parts]) for k in parts[0]})
+    first = [cohort[:1] for cohort in s.cohorts]
+    pooled = plain.replace(s, clients=[everything] * len(s.clients), cohorts=first)
+
+    def local(weights: Weights, turn: Turn) -> Weights:
+        steps = 0
+        for i in s.cohorts[turn.t - 1]:
+            steps += len([*plain.minibatches(s, Turn(turn.t, i, None), range(s.epochs))])
+        batches = plain.minibatches(pooled, turn, itertools.count())
+        model = plain.load(s, weights).train()
+        return plain.values_of(plain.fit(s, model, itertools.islice(batches, steps)))
+
+    return plain.play(pooled, local, personal=lambda turn: turn.shared)
+
+
 def fedprox(s: Setting, method: Any) -> Result:
     return plain.play(s, lambda w, turn: plain.train(s, w, turn, anchor=w, lam=method.mu))
 
