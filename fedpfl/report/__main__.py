@@ -28,7 +28,7 @@ from fedpfl.papers.queue import parse_duration, run_missing
 from fedpfl.papers.registry import find_full_name
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, make_tables_and_figures
 from fedpfl.record.columns import METRICS
-from fedpfl.report import cleaning, listing, outcomes
+from fedpfl.report import claims, cleaning, listing, outcomes
 from fedpfl.report.compare import MIN_PAIRS, compare_groups, find_sides
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.figures import accuracy_figure
@@ -107,6 +107,7 @@ OPTIONS = {
     "paper words": _take_value(
         "fedobp/table3, ...; folders; filters", metavar="NAME|ROOT|KEY=VALUE"
     ),
+    "claim words": _take_value("claims, folders and filters", metavar="'A > B'|ROOT|KEY=VALUE"),
     "compare words": _take_value(_SIDES_HELP, metavar="A|B|KEY=VALUE"),
     "--columns": _take_list(f"only these, as accuracy,bits_up: of rounds.csv, {_FIELD_NAMES}"),
     "--format": _choose_one(FORMATS, None, "of tables; default: terminal, with --out all others"),
@@ -118,6 +119,9 @@ OPTIONS = {
         (*SELECTIONS, AS_PUBLISHED),
         None,
         f"{_SELECT_HELP}; {AS_PUBLISHED}, the default: each table's own rule",
+    ),
+    "--by": _take_value(
+        "points by which the first is claimed to be better", type=float, default=0.0
     ),
     "--every": _take_value(
         "best-checkpoint: of every N rounds only; paper: 100", type=_parse_positive, metavar="N"
