@@ -195,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else ""
     options = _make_parser(name).parse_intermixed_args(arguments)
+    options.claims = [word for word in options.words if name == "claim" and ">" in word]
+    options.words = [word for word in options.words if word not in options.claims]
     options.where = [word for word in options.words if is_filter(word)]
     options.words = [word for word in options.words if not is_filter(word)]
     options.roots = [*map(Path, options.words)] or [Path("outputs")]
@@ -470,6 +472,30 @@ def _rank_runs(options: Namespace) -> None:
     )
     _print_tables(tables, options)
     _report_files(draw_rank_diagram(result, _output_folder(options, "figures") / "ranks"))
+
+
+@_command(
+    "claim",
+    "Judge claims such as 'fedobp > fedper': supported, not supported, or so many more seeds.",
+    "claim 'fedobp > fedper' 'fedobp > fedavg' outputs/fedobp --by 1",
+    "--by --accuracy --format",
+)
+def _judge_claims(options: Namespace) -> None:
+    if not options.claims:
+        raise FedpflError("name a claim, as: python -m fedpfl.report claim 'fedobp > fedper'")
+    sentences = [claims.parse_claim(text) for text in options.claims]
+    table = claims.judge_claims(_find_runs(options), sentences, options.by, options.accuracy)
+    _print_tables([table], options)
+
+
+@_command(
+    "power",
+    "Tell which differences 3, 5, 10 and 20 seeds can show, from the spread in these runs.",
+    "power outputs/fedobp",
+    "--accuracy --format",
+)
+def _show_power(options: Namespace) -> None:
+    _print_tables([claims.power_table(_find_runs(options), options.accuracy)], options)
 
 
 @_enter_command(
