@@ -474,7 +474,7 @@ def _rank_runs(options: Namespace) -> None:
     _report_files(draw_rank_diagram(result, _output_folder(options, "figures") / "ranks"))
 
 
-@_command(
+@_enter_command(
     "claim",
     "Judge claims such as 'fedobp > fedper': supported, not supported, or so many more seeds.",
     "claim 'fedobp > fedper' 'fedobp > fedavg' outputs/fedobp --by 1",
@@ -488,7 +488,7 @@ def _judge_claims(options: Namespace) -> None:
     _print_tables([table], options)
 
 
-@_command(
+@_enter_command(
     "power",
     "Tell which differences 3, 5, 10 and 20 seeds can show, from the spread in these runs.",
     "power outputs/fedobp",
