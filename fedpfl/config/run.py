@@ -406,8 +406,7 @@ def _make_sample_account(
                 "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"
                 " eval.finetune_epochs=0"
             )
-        tuning_local = plan.eval.finetuning_local(plan.local)
-        tuning = rehearsal.plan_tuning(tuning_local, plan.eval.finetune_part)
+        tuning = rehearsal.plan_tuning(partial(plan.eval.plan_tuning, plan.local))
         rounds = range(1, settings.rounds + 1)
         tuned_rounds = tuple(
             number for number in rounds if plan.eval.should_finetune(number, len(rounds))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from fedpfl.data import Augment, Shift
-from fedpfl.engine import Engine, Local, Stopping, Store
+from fedpfl.engine import Engine, FineTuning, Local, Stopping, Store
+from fedpfl.engine.keys import Draws
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 
@@ -20,9 +21,9 @@ class Eval(Checked):
     """Say when all clients are judged; see conf/train.yaml."""
 
     every: Annotated[int, AtLeast(1)]
-    finetune_epochs: Annotated[int, AtLeast(0)]
+    finetune_epochs: Annotated[int, AtLeast(0)] | tuple[Annotated[int, AtLeast(1)], ...]
     finetune_every: int
-    finetune_part: Literal["all", "head"]
+    finetune_part: Literal["all", "head"] | tuple[Literal["all", "head"], ...]
     classes: Literal["all", "own"] = "all"
     common: bool = False
 
@@ -33,15 +34,29 @@ class Eval(Checked):
         multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
         allowed = f"a positive multiple of eval.every ({self.every})"
         self.check(multiple or not self.finetune_epochs, "finetune_every", allowed)
+        counts = [
+            len(value) if isinstance(value, tuple) else 0
+            for value in (self.finetune_part, self.finetune_epochs)
+        ]
+        self.check(
+            counts[0] == counts[1],
+            "finetune_epochs",
+            f"a number for each part of eval.finetune_part, {self.finetune_part}",
+        )
 
     def should_finetune(self, round_number: int, rounds: int) -> bool:
         """Return True if models are fine-tuned after a round; they are after the last."""
         is_due = round_number % self.finetune_every == 0 or round_number == rounds
         return bool(self.finetune_epochs) and is_due
 
-    def finetuning_local(self, local: Local) -> Local:
-        """Return the local training of fine-tuning, given that of clients."""
-        return replace(local, epochs=self.finetune_epochs, steps=None)
+    def plan_tuning(self, local: Local, draws: Draws) -> FineTuning:
+        """Plan fine-tuning, given the clients' local training."""
+        parts, epochs = self.finetune_part, self.finetune_epochs
+        if isinstance(parts, str) or isinstance(epochs, int):
+            part = str(parts)
+            return FineTuning(replace(local, epochs=epochs, steps=None), draws, part)
+        total = replace(local, epochs=sum(epochs), steps=None)
+        return FineTuning(total, draws, stages=tuple(zip(parts, epochs, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -64,9 +64,9 @@ class SamplingRehearsal:
         )
         return self._rehearse(call, replace(call, local=_one_step(local)))
 
-    def plan_tuning(self, local: Local, part: str) -> ClientSteps:
+    def plan_tuning(self, make_tuning: Callable[[Draws], FineTuning]) -> ClientSteps:
         """Return the steps of one fine-tuning, by client. Raises FedpflError for one refused."""
-        tuning = FineTuning(local, self._draws, part)
+        tuning = make_tuning(self._draws)
         call = EvalCall(
             method=self._method,
             federation=self._federation,
@@ -75,7 +75,9 @@ class SamplingRehearsal:
             tuning=tuning,
             before_evaluation=tuning,
         )
-        return self._rehearse(call, replace(call, tuning=tuning._replace(local=_one_step(local))))
+        return self._rehearse(
+            call, replace(call, tuning=tuning._replace(local=_one_step(tuning.local)))
+        )
 
     def _rehearse(self, call: Any, short_call: Any) -> ClientSteps:
         """Return the steps of a call by client, after its shortest form has run."""

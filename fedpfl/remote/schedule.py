@@ -62,8 +62,7 @@ class Schedule:
         tunings: list[FineTuning | None] = [None]
         if keys.finetune_epochs and keys.should_finetune(state.round, last_round):
             draws = Draws(setup.seed, "finetune", state.round)
-            local = keys.finetuning_local(setup.local)
-            tunings.append(FineTuning(local, draws, keys.finetune_part))
+            tunings.append(keys.plan_tuning(setup.local, draws))
         adaptation = FineTuning(setup.local, Draws(setup.seed, "adapt", state.round))
         return [
             EvalCall(
@@ -124,7 +123,12 @@ def _describe_tuning(tuning: FineTuning | None) -> dict[str, Any] | None:
     if tuning is None:
         return None
     draws = _describe_draws(tuning.draws)
-    return {"local": _describe_local(tuning.local), "draws": draws, "part": tuning.part}
+    return {
+        "local": _describe_local(tuning.local),
+        "draws": draws,
+        "part": tuning.part,
+        "stages": [list(stage) for stage in tuning.stages],
+    }
 
 
 def _describe_draws(draws: Draws) -> dict[str, Any]:

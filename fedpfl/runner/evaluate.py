@@ -62,13 +62,8 @@ def evaluate_clients(
     """
     tunings: list[engine.FineTuning | None] = [None]
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or is_last):
-        tunings.append(
-            engine.FineTuning(
-                local=run.eval.finetuning_local(run.local),
-                draws=run.make_draws("finetune", state.round),
-                part=run.eval.finetune_part,
-            )
-        )
+        draws = run.make_draws("finetune", state.round)
+        tunings.append(run.eval.plan_tuning(run.local, draws))
 
     # ---- Clients that take part, before and after fine-tuning
     evaluation = Evaluation({}, {}, [], [])

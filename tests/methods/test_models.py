@@ -33,7 +33,7 @@ from fedpfl.methods import (
     Scaffold,
 )
 from fedpfl.methods.sdflora import compress_pair, stack_pairs
-from fedpfl.testing.toy import CPU, LOCAL, LOOP, differing
+from fedpfl.testing.toy import CPU, LOCAL, LOOP, differing, tiny
 from tests.conftest import (
     COHORTS,
     HEAD,
@@ -276,3 +276,28 @@ def test_a_stack_is_compressed_to_the_nearest_of_its_rank():
     low, up = compress_pair(*stack_pairs(a, 0 * b, weight), 2)  # of what nobody has trained
     assert not up.any()
     assert (low.square().sum(-1) > 0.9).all()  # and B has a gradient still
+
+
+def test_linear_probing_then_fine_tuning_is_two_trainings(backend, net, federation):
+    """Of the head and then of everything, by two optimizers of torch (arXiv:2202.10054)."""
+    client, own = 2, federation.train[2]
+    module = tiny().module.to(memory_format=torch.channels_last)
+    module.load_state_dict(dict(net.params))
+    params, draws = dict(module.named_parameters()), Draws(0, "finetune", 1)
+    values = {"lr": LOCAL.lr, "momentum": LOCAL.momentum, "weight_decay": LOCAL.weight_decay}
+    for names, stream, epochs in ((HEAD, "main", 2), (params, "main 1", 1)):
+        optimizer = torch.optim.SGD([params[name] for name in names], **values)
+        for epoch in range(epochs):
+            for rows in draws.order(client, stream, epoch, len(own)).split(LOCAL.batch_size):
+                if len(rows) > 1:
+                    optimizer.zero_grad()
+                    x = federation.normalize(federation.x[own[rows]])
+                    F.cross_entropy(module(x), federation.y[own[rows]]).backward()
+                    optimizer.step()
+    state = make_initial_state(FedAvg(), net, 10, CPU)
+    tuning = FineTuning(LOCAL, draws, stages=(("head", 2), ("all", 1)))
+    tuned = evaluate(FedAvg(), net, federation, state, backend, clients=[client], tuning=tuning)
+    test = federation.test[client]
+    logits = module(federation.normalize(federation.x[test]))
+    wanted = F.cross_entropy(logits, federation.y[test], reduction="sum")
+    assert_close(tuned.loss, wanted.detach()[None], atol=1e-4)

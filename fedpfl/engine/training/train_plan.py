@@ -51,11 +51,17 @@ def make_training_plan(
 
 
 class FineTuning(NamedTuple):
-    """Hold settings of fine-tuning: of all entries, or the head alone (`part`)."""
+    """Hold settings of fine-tuning.
+
+    Attributes:
+        part: All entries (`all`), or the `head` alone.
+        stages: Parts one after another, each with its epochs; empty: `part` alone.
+    """
 
     local: Local
     draws: Draws
     part: str = "all"
+    stages: tuple[tuple[str, int], ...] = ()
 
 
 def make_fine_tuning_plan(
@@ -66,10 +72,14 @@ def make_fine_tuning_plan(
     def plain_loss(server: Tree, client: Entries, net: Bound, params: Tree, batch: Batch) -> Tensor:
         return batch.loss(method.predict(net, params, batch))
 
-    phases = method.finetuning(params, parts, tuning.local.epochs or 1)
-    if tuning.part == "head":
-        head_mask = _mask_of_entries(params, parts.head)
-        phases = [phase._replace(mask=head_mask) for phase in phases]
+    phases: list[Phase] = []
+    stages = tuning.stages or ((tuning.part, tuning.local.epochs or 1),)
+    for number, (part, epochs) in enumerate(stages):
+        for phase in method.finetuning(params, parts, epochs):
+            mask = _mask_of_entries(params, parts.head) if part == "head" else phase.mask
+            # A later stage is a fine-tuning anew: it has an optimizer of its own.
+            stream = f"{phase.stream} {number}" if number else phase.stream
+            phases.append(phase._replace(mask=mask, stream=stream))
     return TrainPlan(loss=plain_loss, phases=phases, local=tuning.local, tuned=True)
 
 
