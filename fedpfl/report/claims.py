@@ -12,12 +12,14 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.record.columns import METRICS
+from fedpfl.report.commands import find_words
 from fedpfl.report.compare import paired_test
 from fedpfl.report.fairness import have_same_split
 from fedpfl.report.filters import apply_filters
 from fedpfl.report.grouping import Group, common_task, group_by, groups, task_metric
 from fedpfl.report.power import (
     LEVEL,
+    MOST_SEEDS,
     POWER,
     count_needed_pairs,
     find_detectable_effect,
@@ -104,12 +106,21 @@ def judge_claims(
         ]
 
     # ---- Step 2: all of them tested together.
+    commands: list[str] = []
     p_values = [paired_test([d - by for d in record["differences"]], "t") for record in records]
     for record, p in zip(records, correct_by_holm(pd.Series(p_values)), strict=True):
         record["p"] = p
-        record["verdict"] = _decide(record["differences"], by, p, len(records))
-    frame = pd.DataFrame(records).drop(columns="differences")
-    return Table.of(records, _COLUMNS, frame=frame, caption=_ASSUMPTIONS)
+        missing, record["verdict"] = _decide(record["differences"], by, p, len(records))
+        if missing:
+            commands += [_command_for(group, missing) for group in record["groups"]]
+    frame = pd.DataFrame(records).drop(columns=["differences", "groups"])
+    return Table.of(
+        records,
+        _COLUMNS,
+        frame=frame,
+        caption=_ASSUMPTIONS,
+        commands=tuple(dict.fromkeys(commands)),
+    )
 
 
 def _pair_groups(shown_groups: Sequence[Group], claim: Claim) -> list[tuple[Group, Group]]:
@@ -163,6 +174,7 @@ def _measure(a: Group, b: Group, metric: str) -> dict[str, Any]:
         "seeds": len(differences),
         "deviation": float(np.std(differences, ddof=1)) if len(differences) > 1 else math.nan,
         "differences": differences,
+        "groups": (a, b),
     }
 
 
@@ -180,24 +192,34 @@ def _interval_text(low: float, high: float) -> str:
     return "" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
 
 
-def _decide(differences: Sequence[float], by: float, p: float, rows: int) -> str:
-    """Say whether differences by seed support a claim, or how many more seeds it needs."""
+def _decide(differences: Sequence[float], by: float, p: float, rows: int) -> tuple[int, str]:
+    """Judge a claim by differences over seeds; return the seeds that it lacks and the verdict."""
     count = len(differences)
     if count < FEWEST_SEEDS:
-        return f"needs {pluralize(FEWEST_SEEDS - count, 'more seed')} to be tested"
+        missing = FEWEST_SEEDS - count
+        return missing, f"needs {pluralize(missing, 'more seed')} to be tested"
     gain = float(np.mean(differences)) - by
     if gain <= 0:
-        return "not supported"
+        return 0, "not supported"
     if math.isnan(p):
         # Differences that are equal to the last digit leave no spread to judge by.
-        return "needs seeds that differ: all differences are the same"
+        return 1, "needs seeds that differ: all differences are the same"
     if p < LEVEL:
-        return "supported"
+        return 0, "supported"
     deviation = float(np.std(differences, ddof=1))
     needed = count_needed_pairs(gain / deviation, LEVEL / rows)
     if needed is None:
-        return "not supported: more than 200 seeds would be needed"
-    return f"needs {pluralize(max(1, needed - count), 'more seed')}"
+        return 0, f"not supported: more than {MOST_SEEDS} seeds would be needed"
+    missing = max(1, needed - count)
+    return missing, f"needs {pluralize(missing, 'more seed')}"
+
+
+def _command_for(group: Group, missing: int) -> str:
+    """Write the command that runs a configuration with so many more seeds."""
+    last_seed = max(run.seed for run in group.runs)
+    seeds = ",".join(str(last_seed + number) for number in range(1, missing + 1))
+    words = " ".join(find_words(group.runs[0].config))
+    return f"python -m fedpfl.train -m {words} seed={seeds}"
 
 
 def power_table(runs: Sequence[Run], metric: str = "accuracy") -> Table:

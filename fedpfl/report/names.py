@@ -11,6 +11,11 @@ _CONF = Path(__file__).parents[1] / "conf"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a file of the configuration."""
+    return dict(yaml.load(path.read_text(encoding="utf-8"), _LOADER) or {})
+
+
 def read_titles(group: str, order: str = "") -> dict[str, str]:
     """Return titles by names of the configuration, such as LG-FedAvg of `lg_fedavg`.
 
@@ -21,7 +26,7 @@ def read_titles(group: str, order: str = "") -> dict[str, str]:
     """
     titles = {}
     for file in sorted((_CONF / group).glob("*.yaml")):
-        values = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
+        values = read_yaml(file)
         if "title" in values:
             titles[file.stem] = str(values["title"])
     ordered_names = order.split()

@@ -121,9 +121,16 @@ def house_promise(
     return add_promise
 
 
+OF_COHORTS = {
+    *("changes_only_the_cohorts_rows", "tells_that_training_diverged", "drops_out_without_a_trace"),
+    *("stops_clients_early", "evaluates_the_cohort_before_and_after"),
+}
+"""Promises about a cohort's single clients, which a method that pools samples has none of."""
+
+
 def is_exempt(promise: Promise, name: str, method: Method) -> bool:
     """Tell whether a promise is of plugins alone, or the method's nature takes it out of one."""
-    if promise.for_runs:
+    if promise.for_runs or (method.pools_samples and promise.check.__name__ in OF_COHORTS):
         return True
     if promise.check is contract.bf16_is_near:
         return getattr(method, "judge", None) == "sparse"  # what is evaluated is cut at a threshold

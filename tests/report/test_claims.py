@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from fedpfl.config.plan import check_config
 from fedpfl.report.claims import judge_claims, parse_claim, power_table
+from fedpfl.report.commands import find_words
 from fedpfl.report.compare import paired_test
 from fedpfl.report.load import runs
 from fedpfl.report.power import (
@@ -20,6 +22,7 @@ from fedpfl.report.power import (
     wilson_interval,
 )
 from fedpfl.report.ranking import correct_by_holm
+from tests.command import TINY, compose_once
 from tests.conftest import keep_quick
 from tests.data.promises import one_line
 from tests.report.test_report import write_run
@@ -154,3 +157,18 @@ def test_power_of_the_runs_at_hand(root: Path) -> None:
     assert row["deviation"] == pytest.approx(np.median(deviations))
     assert row["seeds_5"] == pytest.approx(row["deviation"] * find_detectable_effect(5))
     assert "two configurations" in one_line(lambda: power_table(runs(root, where=["seed=0"])))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*TINY, "method=ditto", "method.lam=0.5", "partition.alpha=0.3", "augment.crop=2"),
+        ("method=fedspu", "model.hidden=[8,4]", "model=mlp", "eval.finetune_epochs=1"),
+        ("experiment=fedobp/paper", "method=fedobp", "dataset=fmnist", "local.clip=1.5"),
+    ],
+)
+def test_the_words_of_a_run_make_its_configuration(words):
+    plan = check_config(compose_once(*words))
+    again = check_config(compose_once(*find_words(plan.config)))
+    assert again.identity == plan.identity
+    assert len(find_words(plan.config)) < 30
