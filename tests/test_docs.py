@@ -251,7 +251,9 @@ def outputs(tmp_path_factory):
         write_run(root / f"outputs/{folder}/fedavg/0/seed1", method="fedavg")
     experiments = ("demo", "fedobp_quick")
     methods = {"fedavg": {"name": "fedavg"}, "fedobp": obp | {"q": 0.999}}
-    for experiment, (name, method), seed in itertools.product(experiments, methods.items(), (1, 2)):
+    for experiment, (name, method), seed in itertools.product(
+        experiments, methods.items(), (1, 2, 3)
+    ):
         folder = root / f"outputs/{experiment}/{name}/key/seed{seed}"
         write_run(folder, method=method, seed=seed, dataset="digits")
     names = ("fedavg", "fedper", "fedobp", "local_only")
