@@ -249,7 +249,7 @@ def outputs(tmp_path_factory):
     write_run(root / "outputs/fmnist/fedavg/0/seed1", method="fedavg")
     for folder in ("digits", "federated/digits"):
         write_run(root / f"outputs/{folder}/fedavg/0/seed1", method="fedavg")
-    experiments = ("demo", "fedobp_quick")
+    experiments = ("demo", "fedobp_quick", "idea", "equal/final", "paper/final")
     methods = {"fedavg": {"name": "fedavg"}, "fedobp": obp | {"q": 0.999}}
     for experiment, (name, method), seed in itertools.product(
         experiments, methods.items(), (1, 2, 3)
