@@ -80,7 +80,7 @@ def _describe_keys(group: str, values: dict[str, Any], comments: dict[str, str])
     """Return a line about each key of a group."""
     described = READ_GROUPS.get(group, Group())
     annotations: dict[str, Any] = {}
-    for taker in (*described.common, described.registry.get(values.get("name"))):
+    for taker in (*described.common, described.registry.get(str(values.get("name")))):
         annotations |= schema_annotations(taker) if taker else {}
     lines = []
     for key, value in values.items():

@@ -52,9 +52,8 @@ class Eval(Checked):
     def plan_tuning(self, local: Local, draws: Draws) -> FineTuning:
         """Plan fine-tuning, given the clients' local training."""
         parts, epochs = self.finetune_part, self.finetune_epochs
-        if isinstance(parts, str) or isinstance(epochs, int):
-            part = str(parts)
-            return FineTuning(replace(local, epochs=epochs, steps=None), draws, part)
+        if isinstance(epochs, int):
+            return FineTuning(replace(local, epochs=epochs, steps=None), draws, str(parts))
         total = replace(local, epochs=sum(epochs), steps=None)
         return FineTuning(total, draws, stages=tuple(zip(parts, epochs, strict=True)))
 

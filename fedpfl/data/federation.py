@@ -242,7 +242,7 @@ class Federation:
 
     def pool_samples(self, client: int) -> Federation:
         """Give the samples of all clients to one of them, which stands for all."""
-        pooled: dict[str, tuple[Tensor, ...]] = {}
+        pooled: dict[str, Any] = {}
         for split in ("train", "test", "validation"):
             indices = [*getattr(self, split)]
             if indices:
