@@ -306,7 +306,6 @@ def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...
     return (
         # In order of weight: q decides more than all other differences together.
         "q" not in different_keys,
-        "variant" not in different_keys,
         -len(different_keys),
         run.config_value("partition.name") == "published",
         group.reported_runs[0].status == "finished",

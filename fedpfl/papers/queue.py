@@ -93,8 +93,8 @@ def _list_jobs(layouts: Iterable[Layout], groups: Sequence[Group]) -> list[list[
 
 
 def _parts_to_run(filled: FilledTable) -> list[Part]:
-    """Return the parts without runs, and those whose runs have not all planned rounds."""
+    """Return the parts whose runs have not all planned rounds, and those without runs."""
     unfinished = [
         one.part for cell in filled.cells for one in cell.parts if not one.group.is_complete
     ]
-    return [*filled.missing_parts(), *unfinished]
+    return [*unfinished, *filled.missing_parts()]

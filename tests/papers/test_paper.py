@@ -108,6 +108,32 @@ def test_own_beside_published(root: Path) -> None:
     assert "91.00°" in text
     assert "° not all planned rounds: the last evaluation that there is (running 3/4)" in text
     assert "Ditto" not in text
+    assert cell(root, "FedAvg+FT", rule=Selection("ft_accuracy")).own == 88.0
+    add_columns(root / "b", accuracy_pooled=[math.nan] * 4)
+    # A mean over one of two seeds would not be theirs.
+    assert cell(root, "FedOBP", rule=Selection("accuracy_pooled")).mean is None
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "wrong", "right"),
+    [
+        ({"name": "fedavg"}, "partition.seed", 1, 42),
+        ({"name": "fedper"}, "head_init", "initial", "server_average"),
+        ({"name": "lg_fedavg"}, "variant", "paper", "as_published"),
+        (OBP, "q", 0.9, 0.99993),
+    ],
+)
+def test_a_wrong_split_head_code_or_quantile_is_told(method, key, wrong, right, tmp_path):
+    """Of two runs that fit a cell, the right one is shown, though it has fewer rounds."""
+    for value, rounds in ((wrong, 8), (right, 4)):
+        is_split = key == "partition.seed"
+        own = method if is_split else method | {key: value}
+        changes = {"seed": value if is_split else 42, "rounds": rounds, "local": SLOW}
+        if (key, value) == ("q", right):
+            changes["clients"] = 10  # q decides more than other differences together
+        add(tmp_path, str(value), 80.0, own, **changes)
+        notes = " ".join(fill("fedobp/table4", tmp_path).notes)
+        assert (f"{key} {wrong} (published {right})" in notes) == (value == wrong)
 
 
 def test_table_2_counts_entries(root: Path) -> None:
@@ -279,6 +305,12 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
     assert "method.personalise=least,0,5,10,15,random" in " ".join(table.commands)
 
 
+def test_computed_numbers_need_no_command() -> None:
+    commands = fill_table("fedpurin/table3", []).commands
+    assert commands
+    assert not any("fedavg" in command for command in commands)
+
+
 def spu(root: Path, name: str, accuracy: float, alpha: float, early=False, **own: Any) -> Path:
     own, changes = {"name": "fedspu", **own}, {"dataset": "cifar10", "model": "fedspu_cifar10"}
     changes |= {"partition": ("dirichlet", alpha), "stopping": {"early": early}, "clients": 100}
@@ -313,7 +345,7 @@ def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
     """The published count ends where fewer are active than a round takes."""
     for alpha in (0.1, 0.5, 1.0):
         path = spu(tmp_path, f"a{alpha}", 40.0 + 10 * alpha, alpha, early=True)
-        add_columns(path, participants=[10, 10, 7, 3])
+        add_columns(path, participants=[10, 10, 7, 10])
     own = 40 + 16 / 3
     assert_cells(tmp_path, THREE, f"fedspu/table2 | FedSPU | {own} {own} 42.66")
     half = ("CIFAR10", "Dir(0.5)")
@@ -403,6 +435,8 @@ def test_the_papers_own_rule_is_the_default(tmp_path, capsys):
 def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monkeypatch) -> None:
     """An hour a round on FashionMNIST, a second on MNIST; a run that is cut has SIGTERM."""
     mnist = add(root, "mnist", 98.0, "ditto", dataset="mnist")
+    cut_run = {"method": "local_only", "dataset": "mnist", "partition": FMNIST}
+    write_run(root / "cut", {2: 90.0}, "interrupted", 3, **cut_run)
     for path, seconds in ((root / "c", 3600.0), (mnist, 1.0)):
         told = {"status": "finished", "hours": 4 * seconds / 3600}
         (path / "summary.json").write_text(json.dumps(told))
