@@ -92,6 +92,7 @@ def test_splits_are_joined_with_test_last(tmp_path):
         (datasets.Value("float32"), [1.0, 0.0, 1.0], [1, 0, 1], ()),
         (datasets.Value("bool"), [True, False, True], [1, 0, 1], ("False", "True")),
         (datasets.ClassLabel(names=["z", "y", "x"]), [2, 0, 2], [1, 0, 1], ("z", "x")),
+        (datasets.ClassLabel(names=["z ", "e\u0301", "y"]), [1, 0, 1], [1, 0, 1], ("z", "\u00e9")),
         (datasets.ClassLabel(names=["z", "y"]), [1, 0, 1], [1, 0, 1], ("z", "y")),
     ],
 )

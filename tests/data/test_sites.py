@@ -107,6 +107,12 @@ def deepen_image(folder: Path) -> None:
     Image.fromarray(pixels).save(folder / "north" / "cat" / "1.png")
 
 
+def write_pages(folder: Path) -> None:
+    write_images(folder / "north")
+    pages = [Image.new("L", (9, 7), colour) for colour in (0, 255)]
+    pages[0].save(folder / "north" / "cat" / "1.tif", save_all=True, append_images=pages[1:])
+
+
 TABLE = {"label": "sick", "categories": ("ward",)}
 FAULTS = """
 no folder | f.rmdir() | {} | is no folder; give one in which every entry is
@@ -126,6 +132,8 @@ row numbers | (write_table(f / "a.csv"), pd.read_csv(f / "a.csv").to_csv(f / "a.
 more cells than names | (f / "a.csv").write_text("age,sick\\n1,no,7\\n2,yes,8\\n") | {"label": "sick"} | a.csv: a row has more cells
 another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.csv: ward 'A' is 'a' at a.csv; write it alike
 an image of 16 bits | deepen_image(f) | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
+an image of two pages | write_pages(f) | {} | 1.tif cannot be read as an image: it has 2 pages
+a category that is the label | two_tables(f) | {**TABLE, "categories": ("sick",)} | dataset.categories has sick, which is no feature
 a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
 a cut image | cut_image(f) | {} | 1.png cannot be read as an image:
 """

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from fedpfl.data.datasets.shared.images import show_pixels
 from fedpfl.data.datasets.shared.parts import (
     Part,
     ReadOptions,
@@ -169,10 +170,14 @@ def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
         items = [dataset[index] for index in range(len(dataset))]
         if items and isinstance(items[0], Mapping):  # its keys would be the pair
             raise TypeError("item 0 is a dict")
-        inputs = [np.asarray(sample) for sample, _ in items]
+        inputs = [show_pixels(sample) for sample, _ in items]
         labels = [label for _, label in items]
         asked_twice = range(0, len(items), max(1, len(items) // ITEMS_ASKED_TWICE))
-        is_fixed = all(np.array_equal(inputs[i], np.asarray(dataset[i][0])) for i in asked_twice)
+        is_fixed = True
+        for index in asked_twice:
+            sample, label = dataset[index]
+            is_fixed &= np.array_equal(inputs[index], show_pixels(sample))
+            is_fixed &= np.array_equal(labels[index], label)
         x, y = np.stack(inputs), np.asarray(labels)
     except Exception as error:  # a user's code may raise anything
         raise FedpflError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 import zipfile
 from collections.abc import Sequence
@@ -111,7 +112,7 @@ def site_name(entry: Path) -> str:
     """Name a site: by its folder, or by its file without the ending."""
     name = entry.name
     if not entry.is_dir():
-        name = entry.name.removesuffix(".gz")
+        name = re.sub(r"(?i)\.gz$", "", name)
         name = name.removesuffix(Path(name).suffix)
     return unicodedata.normalize("NFC", name).strip()
 

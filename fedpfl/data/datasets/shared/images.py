@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from fedpfl.data.datasets.shared.source import (
 )
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 OWN_SUFFIXES = (*IMAGE_SUFFIXES, ".webp", ".tif", ".tiff", ".bmp")
@@ -118,6 +121,32 @@ def read_own_images(
     return np.stack([np.broadcast_to(image, (channels, *sides)) for image in images])
 
 
+def show_pixels(sample: Any) -> np.ndarray:
+    """Return a sample's values; of a picture of Pillow the pixels that viewers show."""
+    from PIL import Image
+
+    if isinstance(sample, Image.Image):
+        sample = _convert_picture(sample, is_coloured=False, is_shown=True)
+    return np.asarray(sample)
+
+
+def _convert_picture(image: Image.Image, is_coloured: bool, is_shown: bool) -> Image.Image:
+    """Return a picture in grey or RGB; for the arguments see `_read_pixels`."""
+    from PIL import Image, ImageOps
+
+    # Pillow would clip its pixels to 255, so that nearly all would be white.
+    if image.mode in DEEP_MODES:
+        raise ValueError(f"mode {image.mode} has more than 8 bits a pixel")
+    mode = "L" if image.mode in GREY_MODES and not is_coloured else "RGB"
+    picture = image
+    if is_shown:
+        picture = ImageOps.exif_transpose(image)
+    if is_shown and picture.has_transparency_data:
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture.convert("RGBA"))
+    return picture.convert(mode)
+
+
 def _read_pixels(content: bytes, size: int | None, is_coloured: bool, is_shown: bool) -> np.ndarray:
     """Decode an image, uint8 `[1 or 3, height, width]`.
 
@@ -130,22 +159,16 @@ def _read_pixels(content: bytes, size: int | None, is_coloured: bool, is_shown: 
     Raises:
         ValueError: It has more than 8 bits a pixel; Pillow raises further errors.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     with Image.open(io.BytesIO(content)) as image:
         image.verify()  # a PNG's checksums, which opening does not compare
     with Image.open(io.BytesIO(content)) as image:
-        # Pillow would clip its pixels to 255, so that nearly all would be white.
-        if image.mode in DEEP_MODES:
-            raise ValueError(f"mode {image.mode} has more than 8 bits a pixel")
-        mode = "L" if image.mode in GREY_MODES and not is_coloured else "RGB"
-        picture: Image.Image = image
-        if is_shown:
-            picture = ImageOps.exif_transpose(image)
-        if is_shown and picture.has_transparency_data:
-            white = Image.new("RGBA", picture.size, "white")
-            picture = Image.alpha_composite(white, picture.convert("RGBA"))
-        picture = picture.convert(mode)
+        pages = getattr(image, "n_frames", 1)
+        # Phones write one picture in several sizes into an MPO file.
+        if is_shown and pages > 1 and image.format != "MPO":
+            raise ValueError(f"it has {pages} pages")
+        picture = _convert_picture(image, is_coloured, is_shown)
     if size is not None and picture.size != (size, size):
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)

@@ -22,6 +22,7 @@ from fedpfl.data.datasets.shared.tables import (
     read_numbers,
 )
 from fedpfl.data.datasets.shared.texts import (
+    clean_text,
     number_texts,
     require_alike,
     require_clients,
@@ -95,7 +96,7 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
         FedpflError: A column is absent, or labels have no value.
     """
     # ---- Step 1: the columns that the configuration names.
-    table = check_frame(frame.rename(columns=str), origin)
+    table = check_frame(frame, origin)
     labels = options.labels
     if not labels:
         examples = ", ".join(table.columns[:5])
@@ -110,6 +111,8 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
         if name not in table.columns:
             columns_text = ", ".join(table.columns[:5])
             raise FedpflError(f"{origin} has no column {name!r}; it has {columns_text}")
+    for name in {*options.categories} & {*labels, *extra_columns}:
+        raise FedpflError(f"dataset.categories has {name}, which is no feature; leave it out there")
 
     # ---- Step 2: labels by the task.
     if options.task is CLASSIFICATION:
@@ -258,7 +261,8 @@ def _number_labels(
         for part in parts:
             texts += to_texts(part.y, f"{part.origin}: label").tolist()
         found_names = {*texts}
-        names = [name for name in class_order if name in found_names]
+        ordered_names = dict.fromkeys(map(clean_text, class_order))
+        names = [name for name in ordered_names if name in found_names]
         numbers = {name: number for number, name in enumerate(names)}
         return np.array([numbers[text] for text in texts]), tuple(names)
     labels, class_names = number_texts(_join_texts(parts, labels_by_part, "label"))
@@ -297,7 +301,9 @@ def _number_clients(parts: Sequence[Part]) -> tuple[np.ndarray | None, tuple[str
         return np.repeat(np.arange(len(parts)), [len(part.x) for part in parts]), tuple(names)
     if any(part.groups is None for part in parts):
         return None, ()
-    return number_texts(_join_texts(parts, [part.groups for part in parts], "client"))
+    groups, names = number_texts(_join_texts(parts, [part.groups for part in parts], "client"))
+    require_clients(names, parts[0].origin)
+    return groups, names
 
 
 def _join_texts(parts: Sequence[Part], values: Sequence[Any], noun: str) -> np.ndarray:

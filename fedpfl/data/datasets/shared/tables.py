@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedpfl.data.datasets.shared.samples import to_floats
-from fedpfl.data.datasets.shared.texts import require_values, to_texts
+from fedpfl.data.datasets.shared.texts import clean_text, require_values, to_texts
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 
 if TYPE_CHECKING:
@@ -25,9 +25,10 @@ CAUSES = (
     (r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([ T].*)?", "it may be a date; make it a number of days"),
     (r"\d{1,2}:\d{2}(:\d{2})?", "it may be a time; make it a number of minutes"),
     (
-        r"(?i)nan?|n/a|none|null|missing|unknown|[?.\-]+",
+        r"(?i)nan?|n/a|none|null|missing|unknown|[?.\-]+|#.+[!?/].*",
         "it may stand for a missing value; fill it in",
     ),
+    (r"[<>≤≥]=?\s*[\d.,]+", "it may be beyond a limit; write a number"),
     (r"[+-]?[\d.]+\s*[^\d\s]+", "it may have a unit; write the number alone"),
 )
 """Likely causes of a cell that is no number, by its form."""
@@ -63,21 +64,24 @@ def read_table(path: Path, text_columns: Sequence[str]) -> pd.DataFrame:
     # An empty cell alone is missing: None or NA may be a class or a country.
     options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
     read_file = pd.read_excel
-    if path.suffix != ".xlsx":
+    suffix = path.suffix.lower()
+    if suffix != ".xlsx":
         read_file = pd.read_csv
+        is_tabbed = path.name.lower().endswith((".tsv", ".tsv.gz"))
         # Without index_col a longer row would name itself.
-        options |= {"index_col": False, "sep": "\t" if ".tsv" in path.suffixes else ","}
+        options |= {"index_col": False, "sep": "\t" if is_tabbed else ","}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row of too many cells
-            if path.suffix == ".parquet":
+            if suffix == ".parquet":
                 return pd.read_parquet(path)
-            table = read_file(path, dtype=dict.fromkeys(text_columns, str), **options)
             # pandas renames a column that comes twice.
             header = read_file(path, header=None, nrows=1, dtype=str, **options)
-            return table.set_axis(header.iloc[0].fillna(""), axis=1)
+            names = header.iloc[0].fillna("").tolist()
+            types = {name: str for name in names if clean_text(name) in text_columns}
+            return read_file(path, dtype=types, **options).set_axis(names, axis=1)
     except ImportError:
-        extra = "excel" if path.suffix == ".xlsx" else "parquet"
+        extra = "excel" if suffix == ".xlsx" else "parquet"
         raise missing_extra(f"{path} needs a package that is not installed", extra) from None
     except pd.errors.ParserWarning:
         raise FedpflError(f"{path}: a row has more cells than the header has names") from None
@@ -86,13 +90,14 @@ def read_table(path: Path, text_columns: Sequence[str]) -> pd.DataFrame:
 
 
 def check_frame(frame: pd.DataFrame, origin: str) -> pd.DataFrame:
-    """Check a data frame, and convert objects that are numbers.
+    """Check a data frame, clean the names of columns, and convert objects that are numbers.
 
     Raises:
         FedpflError: It has no row, or two columns have one name, or one has no name.
     """
     if frame.empty:
         raise FedpflError(f"{origin} has no row; there must be at least one sample")
+    frame = frame.set_axis([clean_text(str(name)) for name in frame.columns], axis=1)
     if not frame.columns.is_unique:
         repeated = frame.columns[frame.columns.duplicated()][0]
         raise FedpflError(f"{origin} has column {repeated!r} twice; rename or leave out one")
@@ -169,6 +174,9 @@ def _explain_text(column: pd.Series) -> str:
     for form, cause in CAUSES:
         if re.fullmatch(form, cell.strip()):
             return f"{quoted}: {cause}, or leave the column out"
-    if column.nunique() > len(column) / 2:
+    has_many_values = column.nunique() > len(column) / 2
+    if has_many_values and is_text.mean() < 0.5:
+        return f"{quoted}, as most cells are; correct it, or leave the column out"
+    if has_many_values:
         return f"{quoted}, and nearly each row has another value; leave the column out"
     return f"{quoted}; name it in dataset.categories=[{column.name}], or leave it out"

@@ -17,6 +17,12 @@ from fedpfl.ground.errors import FedpflError, choices_text, error_text
 log = logging.getLogger(__name__)
 
 WHOLE_FLOAT = re.compile(r"([+-]?\d+)\.0+")
+WHOLE_NUMBER = re.compile(r"\+?(-?)0*(\d+)")
+UNSEEN_CHARACTERS = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
+LOOK_ALIKES = str.maketrans(
+    "\u2010\u2012\u2013\u2014\u2212\u2018\u2019", "-----''", UNSEEN_CHARACTERS
+)
+"""Dashes and quotes that programs put in the place of those on a keyboard."""
 SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}
 """Names of parts of a data set, which no client has."""
 
@@ -129,7 +135,7 @@ def number_texts(texts: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) -> None:
-    """Raise FedpflError for two texts that differ in case alone, or in leading zeros.
+    """Raise FedpflError for two texts that differ in case, look-alikes or leading zeros alone.
 
     10 and 010 in one part are two codes; 1 at one site and 01 at a second are one.
 
@@ -143,10 +149,11 @@ def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) 
             origins_by_text.setdefault(text, []).append(origin)
     text_by_key: dict[str, str] = {}
     for text, origins in origins_by_text.items():
-        key = unicodedata.normalize("NFKC", text).casefold()
-        earlier = text_by_key.setdefault(key.lstrip("0") if key.isdecimal() else key, text)
+        key = unicodedata.normalize("NFKC", text).casefold().translate(LOOK_ALIKES)
+        number = WHOLE_NUMBER.fullmatch(key)
+        earlier = text_by_key.setdefault("".join(number.groups()) if number else key, text)
         earlier_origins = origins_by_text[earlier]
-        are_codes = key.isdecimal() and not {*origins}.isdisjoint(earlier_origins)
+        are_codes = number and not {*origins}.isdisjoint(earlier_origins)
         if earlier != text and not are_codes:
             raise FedpflError(
                 f"{origins[0]}: {noun} {text!r} is {earlier!r} at {Path(earlier_origins[0]).name}; "
@@ -169,11 +176,11 @@ def require_alike(texts_by_part: Mapping[str, Iterable[str]]) -> None:
 
 
 def require_clients(names: Sequence[str], origin: str) -> None:
-    """Refuse clients that are parts of a data set: train and test."""
-    parts = [name for name in names if name.lower() in SPLIT_NAMES]
-    if parts and len(parts) == len(names):
+    """Refuse clients that are parts of a data set: train and test, or train_set and test_set."""
+    words = {re.sub(r"[ _-]?(set|data|split)$", "", name.lower()) for name in names}
+    if words and words <= SPLIT_NAMES:
         raise FedpflError(
-            f"{origin} has {' and '.join(parts)}, which are parts of a data set and no sites or "
+            f"{origin} has {' and '.join(names)}, which are parts of a data set and no sites or "
             "clients; give the samples of all clients with test_from, or one entry per client"
         )
 

@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 ENGLISH_WORD = re.compile(r"[a-z0-9]+")
 # Scripts without spaces between words, and emoji, give a word for each character.
 SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-MARKS = (
-    "\u0300-\u036f\u0900-\u0963\u0966-\u0dff"  # accents, and Indian scripts with their vowel signs
+# Accents, and the vowel signs of Indian, Arabic and Hebrew letters.
+MARKS = "".join(
+    chr(code) for code in range(0x300, 0x2000) if unicodedata.category(chr(code)).startswith("M")
 )
 ANY_WORD = re.compile(
     rf"[{SINGLE}\u2600-\u27bf\U0001f000-\U0001faff\U00020000-\U0003ffff]|(?:[^\W_{SINGLE}]|[{MARKS}])+"
