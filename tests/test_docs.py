@@ -271,6 +271,8 @@ def outputs(tmp_path_factory):
     attack = {"name": "backdoor", "share": 0.2, "clients": None}
     write_run(attacked, method="fedavg", attack=attack)
     add_columns(attacked, asr=[None, 40.0, None, 60.0])
+    logged = {"method": "fedavg", "partition": ("published", 0.1), "seed": 42}
+    write_run(root / "outputs/fedobp/logged/seed42", {100: 80.0}, reached=100, rounds=400, **logged)
     rows = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
     (root / "published_curves.csv").write_text(rows)
     (root / "docs").symlink_to(ROOT / "docs")

@@ -209,7 +209,9 @@ def fill_table(
         layout = replace(paper_layout, columns=small_columns + paper_layout.columns)
 
     # ---- What fills them
-    filled = fill_cells(layout, groups, rule or layout.rule)
+    # Runs in small seldom reach the round that a paper judges first.
+    paper_rule = LAST if is_in_small else layout.rule
+    filled = fill_cells(layout, groups, rule or paper_rule)
     filled.estimate_costs(groups)
     rows = [[_make_cell(cell) for cell in cells] for cells in filled.rows]
     _mark_best(filled, rows)
@@ -376,6 +378,10 @@ def _notes(filled: FilledTable) -> Iterator[str]:
             f"Several configurations fit {join_few(ambiguous)}; shown is the one"
             " nearest to the paper's, then the longest."
         )
+    unjudged = [one.group.title for one in parts if not one.values]
+    if unjudged and rule.select == "best-checkpoint":
+        titles = join_few(dict.fromkeys(unjudged))
+        yield f"No evaluation that this rule judges yet (--select last): {titles}."
     progress = dict.fromkeys(cell.progress for cell in filled.cells if cell.progress)
     if progress:
         yield (

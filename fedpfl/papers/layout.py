@@ -324,4 +324,4 @@ class Listing(NamedTuple):
     """
 
     choose: Callable[[Sequence[Group]], list[Group]]
-    make: Callable[[Sequence[Group], Selection], Table]
+    make: Callable[[Sequence[Group]], Table]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Layout, Listing, Selection
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES, paper_datasets
 from fedpfl.report.grouping import Group
+from fedpfl.report.load import print_to_stderr
 from fedpfl.report.table import Table
 
 AS_PUBLISHED = "as-published"
@@ -45,22 +47,32 @@ def make_tables_and_figures(
         if only == ("tables" if name in FIGURES else "figures"):
             continue
         table = TABLES.get(name)
-        paper_rule = rule or _first_rule(name.partition("/")[0])
         if isinstance(table, Layout):
             yield name, fill_table(name, groups, rule, datasets)
         elif isinstance(table, Listing):
-            yield name, table.make(table.choose(groups), paper_rule)
+            yield name, table.make(table.choose(groups))
         else:
-            yield name, FIGURES[name].draw(name, groups, out, paper_rule)
+            files = _draw_figure(name, groups, out, rule, is_asked_for=name in names)
+            if files:
+                yield name, files
 
 
-def _first_rule(paper: str) -> Selection:
-    """Return the rule of a paper's first table."""
-    return next(
+def _draw_figure(
+    name: str, groups: Sequence[Group], out: Path, rule: Selection | None, is_asked_for: bool
+) -> list[Path]:
+    """Draw a figure, by the rule of its paper's first table if none is given."""
+    paper_rules = [
         table.rule
-        for name, table in TABLES.items()
-        if name.startswith(f"{paper}/") and isinstance(table, Layout)
-    )
+        for table_name, table in TABLES.items()
+        if table_name.partition("/")[0] == name.partition("/")[0] and isinstance(table, Layout)
+    ]
+    try:
+        return FIGURES[name].draw(name, groups, out, rule or paper_rules[0])
+    except FedpflError as error:
+        if is_asked_for:
+            raise
+        print_to_stderr(f"not drawn: {name}: {error}")
+        return []
 
 
 def _has_runs(name: str, groups: Sequence[Group]) -> bool:

@@ -19,7 +19,6 @@ from fedpfl.papers.fedobp.tables import (
     published_number,
     published_setting,
 )
-from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.load import read_run
@@ -128,7 +127,7 @@ def test_runs_of_the_files_settings_stand_beside_them(tmp_path: Path) -> None:
         add(tmp_path, str(number), 50.0, {"name": "fedavg"}, **changes)
     for name, value in {"q": 0.9998, "ema": 0.3, "score": "obp"}.items():
         add(tmp_path, name, 50.0, EARLIER | {"q": 0.99505, "ema": 0.5, name: value})
-    table = TABLES["fedobp/public_logs"].make(groups(runs(tmp_path)), Selection())
+    table = TABLES["fedobp/public_logs"].make(groups(runs(tmp_path)))
     assert any(note.startswith("FLUTE: ") for note in table.notes)
     assert table.frame["round"].tolist() == [100, 200] * 3
     avg = table.frame.iloc[0]

@@ -428,6 +428,9 @@ def test_the_papers_own_rule_is_the_default(tmp_path, capsys):
     for more, own in (["--select", "last"], 92.0), ([], 64.0):
         assert main([*words, *more]) == 0
         assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["own"].dropna()) == {own}
+    add(tmp_path, "short", 90.0, "fedper", local=SLOW)
+    assert main(["paper", "fedobp/table4", str(tmp_path)]) == 0
+    assert "No evaluation that this rule judges yet (--select last)" in capsys.readouterr().out
     assert main([*words, "--select", "as-published", "--every", "50"]) == 2
     assert "--select as-published has rounds and accuracy of its own" in capsys.readouterr().err
 

@@ -406,7 +406,7 @@ def nearest_of_each_method(groups: Sequence[Group]) -> list[Group]:
     return list(nearest.values())
 
 
-def _make_log_table(groups: Sequence[Group], rule: Selection) -> Table:
+def _make_log_table(groups: Sequence[Group]) -> Table:
     """Return runs beside the public files, with notes on the code behind these."""
     entries = [published_number(group.runs[0]) for group in groups]
     comparisons: list[tuple[Group, dict[str, Any], str]] = [
