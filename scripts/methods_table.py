@@ -25,7 +25,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run_location import register_resolver
 from fedpfl.data import Federation
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, Method
+from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.train import CONF
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
@@ -137,7 +137,8 @@ def make_table(rows: Iterable[Mapping[str, str]]) -> str:
     """Return the page's table in Markdown, one row per method."""
     lines = [("`method=`", *SHOWN), ("---",) * (1 + len(SHOWN))]
     for row in rows:
-        lines.append((f"`{row['method']}`", *(row[title] for title in SHOWN)))
+        cells = (row[title].replace(SEES[0], "") for title in SHOWN)
+        lines.append((f"`{row['method']}`", *cells))
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 

@@ -471,7 +471,7 @@ def make_table(results: Path) -> str:
     caption = (
         f"Measured on {facts['date']} ({machine}, torch {facts['torch']}, Python"
         f" {facts['python']}), {facts['rounds']} rounds, load before a process {loads[0]:.1f} to"
-        f" {loads[-1]:.1f}; medians, least and greatest.\n\n"
+        f" {loads[-1]:.1f}; medians ([all](results/versus.csv)).\n\n"
     )
 
     # ---- A row for each peer and method, over its repeats
@@ -482,25 +482,16 @@ def make_table(results: Path) -> str:
     for (peer, method), group in groups.items():
         successes = [row for row in group if not row["error"]]
         if successes:
-            cells = [
-                format_median(successes, name, digits) for name, digits in PAGE_COLUMNS.items()
-            ]
+            cells = []
+            for name, digits in PAGE_COLUMNS.items():
+                median = statistics.median(float(row[name]) for row in successes)
+                cells.append(f"{median:,.{digits}f}")
             cells.append(successes[0]["lines"])
         else:
             cells = [group[-1]["error"].replace("|", "/"), *[""] * len(PAGE_COLUMNS)]
         lines.append([peer, group[0]["version"], method, *cells])
     titles = "|version|method|s/round|peak MiB|first round, s|accuracy, %|lines"
     return caption + markdown(titles.split("|"), lines)
-
-
-def format_median(rows: list[dict[str, str]], column: str, digits: int) -> str:
-    """Return the median of a column, and the least and the greatest where they differ."""
-    values = sorted(float(row[column]) for row in rows)
-    median_text = f"{statistics.median(values):,.{digits}f}"
-    low_text, high_text = f"{values[0]:,.{digits}f}", f"{values[-1]:,.{digits}f}"
-    if low_text == high_text:
-        return median_text
-    return f"{median_text} ({low_text} to {high_text})"
 
 
 def fill_page(page: str, table: str) -> str:
