@@ -329,15 +329,6 @@ def test_the_tutorials_paper_is_found_and_filled(outputs, tmp_path, monkeypatch)
     assert frame[["row", "own"]].values.tolist() == [["FedAvg", 60.0], ["FedOBP", 64.0]]
 
 
-def test_the_tutorials_command_works(outputs, tmp_path, capsys):
-    space = {"__name__": "newest"}
-    exec(compile(shown("docs/extend.md", "fedpfl.newest"), "docs/extend.md", "exec"), space)
-    assert space["main"]([str(outputs / "outputs/demo")]) == 0
-    assert Path(capsys.readouterr().out.strip()).is_relative_to(outputs / "outputs/demo")
-    assert space["main"]([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("fedpfl: no runs found below")
-
-
 def test_the_index_of_tests_has_every_folder():
     index = (ROOT / "tests/README.md").read_text()
     for path in (ROOT / "tests").rglob("__init__.py"):
