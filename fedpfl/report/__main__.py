@@ -129,6 +129,7 @@ OPTIONS = {
     "--published": _take_switch("published values beside any set-up"),
     "--fairness": _take_switch("also which clients FedAvg+FT and Local-Only serve better"),
     "--interval": _take_switch("95 %% confidence intervals beside means instead of deviations"),
+    "--client-interval": _take_switch("the same, which also cover the choice of clients"),
     "--kind": _choose_some(FIGURE_KINDS, "only these"),
     "--metric": _choose_one(CURVES, "accuracy", "of the curves; default: accuracy")
     | {"metavar": "COLUMN"},
@@ -240,7 +241,7 @@ def _make_parser(name: str) -> Parser:
 
 # ---- the commands
 
-_TABLES = "--columns --format --pm --caption --select --every --published --fairness --interval"
+_TABLES = "--columns --format --pm --caption --select --every --published --fairness --interval --client-interval"
 
 
 @_enter_command(
@@ -268,7 +269,7 @@ def _show_tables(options: Namespace) -> None:
         every=options.every or 1,
         beside=partial(published_beside, everywhere=options.published),
         chosen=options.columns,
-        interval=options.interval,
+        interval="clients" if options.client_interval else "seeds" * options.interval,
     )
     _show_table("accuracy", table, options)
     if options.reference:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedpfl.ground.decile import worst_decile_size
+
 LEVEL = 0.05
 """Probability of a difference where only chance made it (two-sided)."""
 POWER = 0.8
@@ -17,6 +19,16 @@ RESAMPLES = 2000
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """A number per row of `[rows, clients]`."""
+
+
+def mean_of_clients(rows: np.ndarray) -> np.ndarray:
+    """Compute the mean over clients of each row."""
+    return rows.mean(1)
+
+
+def mean_of_worst_decile(rows: np.ndarray) -> np.ndarray:
+    """Compute the mean of the worst tenth of each row's clients, at least one."""
+    return np.sort(rows, 1)[:, : worst_decile_size(rows.shape[1])].mean(1)
 
 
 def compute_power(effect: float, pairs: int, level: float = LEVEL) -> float:
@@ -75,7 +87,7 @@ def student_interval(values: Sequence[float], level: float = LEVEL) -> tuple[flo
 
 def hierarchical_interval(
     values_by_seed: Sequence[np.ndarray],
-    statistic: Statistic = lambda rows: rows.mean(1),
+    statistic: Statistic = mean_of_clients,
     level: float = LEVEL,
 ) -> tuple[float, float]:
     """Compute an interval over seeds and clients by the hierarchical bootstrap.

@@ -24,6 +24,12 @@ from fedpfl.report.grouping import (
     shared_settings_note,
     task_metric,
 )
+from fedpfl.report.power import (
+    Statistic,
+    hierarchical_interval,
+    mean_of_clients,
+    mean_of_worst_decile,
+)
 from fedpfl.report.records import Record
 from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, Run
 from fedpfl.report.table import (
@@ -46,7 +52,17 @@ ACCURACIES = (
 CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
 """Columns that may be drawn over rounds."""
 
-INTERVAL_TEXT = "half-width of its 95 % confidence interval (Student's t)"
+INTERVAL_TEXTS = {
+    "seeds": "half-width of its 95 % confidence interval (Student's t)",
+    "clients": "half-width of its 95 % confidence interval (over seeds and clients, by a bootstrap)",
+}
+CLIENT_STATISTICS: dict[str, tuple[str, Statistic]] = {
+    "accuracy": ("accuracy", mean_of_clients),
+    "accuracy_worst10": ("accuracy", mean_of_worst_decile),
+    "ft_accuracy": ("ft_accuracy", mean_of_clients),
+    "ft_accuracy_worst10": ("ft_accuracy", mean_of_worst_decile),
+}
+"""Columns that clients.csv gives an interval for: the clients' column, and what is made of it."""
 
 ROW_COLUMNS = {
     "dataset": Column("data set"),
@@ -181,7 +197,7 @@ def accuracy_table(
     every: int = 1,
     beside: Callable[[Sequence[Group]], PublishedColumn] | None = None,
     chosen: Sequence[str] = (),
-    interval: bool = False,
+    interval: str = "",
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
@@ -195,7 +211,8 @@ def accuracy_table(
         beside: returns the published values.
         chosen: of COLUMNS, in this order; by default DEFAULT_COLUMNS, with the task's score in
             place of the accuracy.
-        interval: whether cells show 95 % confidence intervals rather than deviations over seeds.
+        interval: of INTERVAL_TEXTS, for 95 % confidence intervals rather than deviations over
+            seeds; `clients` has them where clients.csv tells, at the last evaluation.
 
     Raises:
         FedpflError: the selection or a column is unknown, or runs are of several tasks.
@@ -233,7 +250,7 @@ def accuracy_table(
     caption = _make_caption(judged, select, every)
     if interval:
         # Captions of rows with different seeds name the deviation too.
-        caption = caption.replace("sample standard deviation", INTERVAL_TEXT)
+        caption = caption.replace("sample standard deviation", INTERVAL_TEXTS[interval])
     notes = (*published.notes, *_accuracy_notes(judged, select, every))
     table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
     _mark_best_of_blocks(table, [*columns], shown_groups)
@@ -493,7 +510,7 @@ def _make_record(
     rows: JudgedRows,
     keys: Iterable[str],
     published_value: tuple[float, float],
-    interval: bool,
+    interval: str,
 ) -> Record:
     """Return a row's values by column."""
     # ---- Step 1: the rounds that judge its seeds, and the configuration.
@@ -520,7 +537,9 @@ def _make_record(
     for key in keys:
         if key not in record:
             values = [run.metric_value(key, row) for run, row in rows.items()]
-            record |= seed_statistics(key, values, interval)
+            record |= seed_statistics(key, values, bool(interval))
+            if interval == "clients":
+                record[f"{key}_seed_ci95"] = _client_half_width(rows, key)
 
     # ---- Step 3: against the published value, which no interval goes with.
     if group.task is CLASSIFICATION:
@@ -546,3 +565,18 @@ def _make_caption(judged: Mapping[Group, JudgedRows], select: str, every: int) -
         seeds[title] = [run.seed for run in rows or group.reported_runs]
     unit = " in percent" if task.unit else ""
     return f"Test {task.score_word}{unit} at {evaluation}; {describe_seeds(seeds)}."
+
+
+def _client_half_width(rows: JudgedRows, key: str) -> float:
+    """Return half the interval of a column over seeds and clients; nan where none is known."""
+    column, statistic = CLIENT_STATISTICS.get(key, ("", mean_of_clients))
+    values = []
+    for run, row in rows.items():
+        is_last = not run.last_evaluation.empty and row["round"] == run.last_evaluation["round"]
+        if not is_last or column not in run.participating_clients:
+            return math.nan
+        values.append(run.participating_clients[column].dropna().to_numpy(float))
+    if not values or not all(map(len, values)):
+        return math.nan
+    low, high = hierarchical_interval(values, statistic)
+    return (high - low) / 2

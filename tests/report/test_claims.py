@@ -18,10 +18,12 @@ from fedpfl.report.power import (
     count_needed_pairs,
     find_detectable_effect,
     hierarchical_interval,
+    mean_of_worst_decile,
     student_interval,
     wilson_interval,
 )
 from fedpfl.report.ranking import correct_by_holm
+from fedpfl.report.tables import accuracy_table
 from tests.command import TINY, compose_once
 from tests.conftest import keep_quick
 from tests.data.promises import one_line
@@ -172,3 +174,22 @@ def test_the_words_of_a_run_make_its_configuration(words):
     again = check_config(compose_once(*find_words(plan.config)))
     assert again.identity == plan.identity
     assert len(find_words(plan.config)) < 30
+
+
+def test_intervals_of_a_table_cover_clients_too(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    values = [generator.normal(70, 10, 20), generator.normal(72, 10, 20)]
+    for seed, own in enumerate(values):
+        folder = write_run(tmp_path / str(seed), {4: float(own.mean())}, seed=seed)
+        rows = [f"{number},30,10,40,{value},{value}" for number, value in enumerate(own.tolist())]
+        header = "client,train,test,label_0,accuracy,ft_accuracy"
+        (folder / "clients.csv").write_text("\n".join([header, *rows, ""]))
+    chosen = ["accuracy", "accuracy_worst10", "loss"]
+    (row,) = accuracy_table(runs(tmp_path), chosen=chosen, interval="clients").frame.to_dict(
+        "records"
+    )
+    low, high = hierarchical_interval(values)
+    assert row["accuracy_seed_ci95"] == pytest.approx((high - low) / 2)
+    low, high = hierarchical_interval(values, mean_of_worst_decile)
+    assert row["accuracy_worst10_seed_ci95"] == pytest.approx((high - low) / 2)
+    assert math.isnan(row["loss_seed_ci95"])
