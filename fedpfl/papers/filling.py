@@ -283,7 +283,7 @@ def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValue
 
 
 def estimate_seconds(layout: Layout, part: Part, groups: Sequence[Group]) -> float:
-    """Return how long a part's runs would take here, by existing runs on its data set.
+    """Estimate the seconds of a part's runs by existing runs on its data set.
 
     It is nan without any. Runs of its method count, or else all.
     """
@@ -322,7 +322,7 @@ def _make_cell(cell: FilledCell) -> Cell:
 def _list_records(
     name: str, filled: FilledTable, rows: Sequence[Sequence[Cell]], groups: Sequence[Group]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the table's CSV, with the numbers by our rule beside those shown."""
+    """Yield the rows of the table's CSV, with numbers by our rule too."""
     by_our_rule = fill_cells(filled.layout, groups, LAST).cells
     cells = itertools.chain.from_iterable(rows)
     for cell, shown, last in zip(filled.cells, cells, by_our_rule, strict=True):

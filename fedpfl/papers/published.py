@@ -88,10 +88,11 @@ def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> t
     # ---- One line on all differences, one for each note
     differences = []
     for (key, published_value), values_and_methods in differing.items():
-        values, methods = map(dict.fromkeys, zip(*values_and_methods, strict=True))
+        values = dict.fromkeys(value for value, _ in values_and_methods)
         text = f"{key} {join_few(values)} (published {published_value})"
         # A difference that all have needs no list of them.
         if len(values_and_methods) < group_count:
+            methods = dict.fromkeys(method for _, method in values_and_methods)
             text += f" for {join_few(methods)}"
         differences.append(text)
     lines = []

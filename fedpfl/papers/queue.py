@@ -42,7 +42,9 @@ def parse_duration(text: str) -> float:
 def run_missing(
     names: Sequence[str], groups: Sequence[Group], seconds: float, overrides: Sequence[str]
 ) -> None:
-    """Run the missing parts of tables until the time is over; what is cut goes on the next time.
+    """Run the missing parts of tables until the time is over.
+
+    A run that is cut goes on the next time.
 
     Args:
         names: Tables, as in TABLES.

@@ -142,7 +142,7 @@ def find_log(run: Run, any_q: bool = False) -> Log | None:
 
 
 def best_accuracy(method: str, dataset: str, setting: str) -> float:
-    """Return the best of four rounds of a method's file behind the tables, nan without one."""
+    """Return the best accuracy of a method's file behind the tables, or nan."""
     place = ("tables", method, DATASET_TITLES.get(dataset, dataset), setting)
     found = [log.accuracy.values() for log in read_logs() if log[:4] == place]
     return max(before for before, _ in found[0]) if found else math.nan
@@ -165,7 +165,7 @@ def past_weight(dataset_name: str) -> float:
 
 
 def accuracy_by_quantile(run: Run) -> dict[float, float]:
-    """Return the pooled accuracy of a run's score by q, on its data set and partition.
+    """Return the files' pooled accuracy by q, of a run's score and data.
 
     As in Figure 4, it is the better of rounds 100 and 200.
     """

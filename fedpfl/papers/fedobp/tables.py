@@ -269,7 +269,7 @@ def _file_number(method: str, column: TableColumn) -> Published | None:
 
 
 def _derived_number(table: str, method: str, column: TableColumn) -> Published | None:
-    """Return the number that a published mean has three times, if the file's is there once."""
+    """Derive the number that a published mean has three times beside the file's."""
     number = lookup((SOURCE + table, ACCURACY, method, column.dataset, column.setting))
     best = logs.best_accuracy(method, column.dataset, column.setting)
     # Below 0.03 a deviation of two digits says too little.
