@@ -24,11 +24,12 @@ from fedpfl.config.schema import Checkpoint, Eval, Settings
 from fedpfl.data import Augment, Shift, partition
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.identity import identity
 from fedpfl.ground.tasks import TASKS, Task, require_classification
 from fedpfl.methods import SEES, Method
 from fedpfl.privacy import Privacy, SamplePrivacy
+from fedpfl.record.columns import METRICS
 from fedpfl.record.loggers import make_loggers
 from fedpfl.robust import Attack, Defence
 from fedpfl.system import System
@@ -88,6 +89,11 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     settings = read_group("", {key: config[key] for key in config if key not in GROUPS})
     plugin_files = plugins.load_plugins(settings.plugins)
     config["plugins"] = plugin_files
+    # A pooled measure has the option of the measure.
+    measures = [metric.name for metric in METRICS.values() if metric.option == metric.name]
+    for name in settings.metrics:
+        if name not in measures:
+            raise FedpflError(f"metrics must be some of: {choices_text(measures, name)}")
     # These are for this command, not for a later run of the same configuration.
     config["restart"] = False
     config["extend"] = ""
@@ -124,8 +130,9 @@ def _require_fit_of_task(plan: Plan) -> None:
         name = f"method={config['method']['name']}"
         require_classification(plan.task, name, plan.method.needs_classes)
     scheme = config["partition"].get("name")
+    has_measures = all(plan.task.name in METRICS[name].tasks for name in plan.settings.metrics)
     choices = {
-        f"metrics=[{','.join(plan.settings.metrics)}]": bool(plan.settings.metrics),
+        f"metrics=[{','.join(plan.settings.metrics)}]": not has_measures,
         "eval.classes=own": plan.eval.classes == "own",
         "eval.common=true": plan.eval.common,
         "shift.label_permutation=true": shift.label_permutation,

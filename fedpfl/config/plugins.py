@@ -21,12 +21,14 @@ from fedpfl.config.beside import ModuleSources, find_local_imports, read_source
 from fedpfl.config.plugin_keys import read_defaults
 from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
+from fedpfl.engine.measures import PLUGIN_MEASURES
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
 from fedpfl.record.callbacks import Callback
+from fedpfl.record.columns import CLIENT_COLUMNS, METRICS, list_measure_columns
 
 
 class Kind(NamedTuple):
@@ -131,6 +133,10 @@ def _remove_choices() -> None:
         del kind.registry[name]
         del ConfigStore.instance().repo[kind.group][f"{name}.yaml"]
     SPACES.clear()
+    for name in [*PLUGIN_MEASURES]:
+        del PLUGIN_MEASURES[name]
+        for column in list_measure_columns(name):
+            del METRICS[column]
 
 
 def _forget_changed_files(paths: Sequence[Path]) -> None:
@@ -148,10 +154,11 @@ def _forget_changed_files(paths: Sequence[Path]) -> None:
 def _add_choices(file: Path, module: ModuleType) -> None:
     """Register the choices of a module. Raises FedpflError if it has none."""
     choices = {name: getattr(module, name, None) or {} for name in PLUGIN_KINDS}
-    if not any(choices.values()) and not getattr(module, "CALLBACKS", ()):
+    measures = getattr(module, "METRICS", {})
+    if not any(choices.values()) and not measures and not getattr(module, "CALLBACKS", ()):
         raise FedpflError(
-            f"plugins: {file} adds nothing; it needs a dictionary {', '.join(PLUGIN_KINDS)} of"
-            " names and values, or a list CALLBACKS"
+            f"plugins: {file} adds nothing; it needs a dictionary {', '.join(PLUGIN_KINDS)},"
+            " METRICS of names and values, or a list CALLBACKS"
         )
     for kind_name, dictionary in choices.items():
         for name, value in dictionary.items():
@@ -160,6 +167,23 @@ def _add_choices(file: Path, module: ModuleType) -> None:
         if name not in choices["METHODS"]:
             raise FedpflError(f"plugins: {file}: SPACES: {name!r} is no method of its METHODS")
         SPACES[name] = dict(space)
+    for name, function in measures.items():
+        _add_measure(file, name, function)
+
+
+def _add_measure(file: Path, name: Any, function: Any) -> None:
+    """Make a function a measure. Raises FedpflError."""
+    columns = list_measure_columns(name)
+    options = {metric.option for metric in METRICS.values()}
+    is_taken = {*METRICS, *CLIENT_COLUMNS, *options} & {*columns}
+    is_free = not is_taken and not str(name).startswith("label_")
+    if not callable(function) or not str(name).isidentifier() or not is_free:
+        raise FedpflError(
+            f"plugins: {file}: metrics=[{name}]: it must be a function, and its name of letters,"
+            " digits and _, and of no measure or column that there is"
+        )
+    PLUGIN_MEASURES[name] = function
+    METRICS.update(columns)
 
 
 def digest_plugins(files: Iterable[str]) -> dict[str, str]:

@@ -140,7 +140,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         plan: a checked configuration.
         share: makes the samples, which runs of one process may have in common.
     """
-    if plan.settings.metrics:
+    if not {*plan.settings.metrics} <= {*engine.measures.PLUGIN_MEASURES}:
         engine.measures.import_torchmetrics()  # raises where it is absent
 
     # ---- Step 1: who holds which samples.

@@ -121,8 +121,8 @@ class EvalCall:
         before_evaluation: Batch size and draws for methods with a hook of this name, which
             looks at training data.
         overlay: As in TrainCall.
-        measures: Names of measures to compute for each client as well: of `measures.MEASURES`, or
-            of `Task.measures`.
+        measures: Names of measures to compute for each client as well: of `measures.MEASURES`,
+            `measures.SUMMED_MEASURES`, of those of plugins, or of `Task.measures`.
         common_federation: Clients that lend their test samples to evaluate each model; counts
             are `[clients, clients of common_federation]`.
     """

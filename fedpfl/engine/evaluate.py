@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.calls import Counts
+from fedpfl.engine.measures import SUMMED_MEASURES, score_measure
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
 
@@ -35,7 +36,8 @@ def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> Columns:
         By column: the task's score, such as `accuracy` (mean over clients), `accuracy_pooled`
         (where all samples together have one), `accuracy_std` (population, over clients),
         `accuracy_worst10` (mean of the worst tenth of the clients, at least one), `loss` (pooled
-        mean), and each measure by name. Scores in percent, but for those of a regression.
+        mean), and each measure by name, with `_pooled` where it has a pooled one. Scores in
+        percent, but for those of a regression and measures of plugins.
     """
     measures = _score_columns(counts, task)
     scores = measures.pop(task.score)
@@ -47,6 +49,7 @@ def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> Columns:
         f"{task.score}_worst10": _mean_of_worst(scores, task.is_higher_better),
         "loss": pooled_loss(counts),
         **{name: mean_of_defined(values) for name, values in measures.items()},
+        **_pooled_measures(counts, task),
     }
 
 
@@ -105,7 +108,17 @@ def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
     columns = {}
     if task is CLASSIFICATION:
         columns["accuracy"] = rates_per_client(counts)
-    return columns | {name: 100 * shares.double() for name, shares in counts.measures.items()}
+    measures = counts.measures.items()
+    return columns | {name: score_measure(name, values, task) for name, values in measures}
+
+
+def _pooled_measures(counts: Counts, task: Task) -> Columns:
+    """Return the measures of all clients' samples together, of those that outcomes give."""
+    columns: Columns = {}
+    for name, outcomes in counts.measures.items():
+        if name in SUMMED_MEASURES:
+            columns[f"{name}_pooled"] = mean_of_defined(score_measure(name, outcomes.sum(0), task))
+    return columns
 
 
 def _pooled_scores(counts: Counts, task: Task) -> Columns:

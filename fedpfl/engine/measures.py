@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.ground.errors import missing_extra
-from fedpfl.ground.tasks import MULTILABEL, REGRESSION, find_task
+from fedpfl.ground.errors import FedpflError, missing_extra
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, Task, find_task
 from fedpfl.ground.vision import load_torchvision
 
 BINS = 15
@@ -61,15 +61,27 @@ def _balanced_accuracy(probabilities: Tensor, predicted: Tensor, y: Tensor) -> T
 
 def _one_against_rest_auroc(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
     """Return the mean AUROC of one class against the rest; nan with one class alone."""
-    classes = y.unique().tolist()
-    if len(classes) < 2:
-        return probabilities.new_tensor(torch.nan)
-    auroc = import_torchmetrics().binary_auroc
+    is_class = y[:, None] == torch.arange(probabilities.shape[1], device=y.device)
+    return _mean_area(import_torchmetrics().binary_auroc, probabilities, is_class)
+
+
+def _average_precision(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
+    """Return the average precision of class 1 of two; else the mean over classes or labels."""
+    if y.dim() == 1:
+        y = y[:, None] == torch.arange(probabilities.shape[1], device=y.device)
+        if y.shape[1] == 2:
+            probabilities, y = probabilities[:, 1:], y[:, 1:]
+    return _mean_area(import_torchmetrics().binary_average_precision, probabilities, y)
+
+
+def _mean_area(find_area: Callable[..., Tensor], probabilities: Tensor, y: Tensor) -> Tensor:
+    """Return the mean area over the labels that have both values; nan without any."""
+    has_both_values = y.any(0) & ~y.all(0)
     areas = [
-        auroc(probabilities[:, label], (y == label).long(), validate_args=False)
-        for label in classes
+        find_area(probabilities[:, label], y[:, label].long(), validate_args=False)
+        for label in has_both_values.nonzero().flatten().tolist()
     ]
-    return torch.stack(areas).mean()
+    return torch.stack(areas).mean() if areas else probabilities.new_tensor(torch.nan)
 
 
 def _calibration_error(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
@@ -84,18 +96,63 @@ MEASURES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "balanced": _balanced_accuracy,
     "auroc": _one_against_rest_auroc,
     "ece": _calibration_error,
+    "auprc": _average_precision,
 }
 """From probabilities `[samples, classes]`, predictions and labels `[samples]` to a share."""
+PLUGIN_MEASURES: dict[str, Callable[..., Any]] = {}
+"""Those that plugins add. Their arguments are the same, their answer is any number."""
+
+
+SUMMED_MEASURES = ("precision", "recall", "sensitivity", "specificity", "kappa")
+"""These follow from outcomes that are summed over clients as well, so they are pooled, too."""
+
+
+def score_outcomes(name: str, outcomes: Tensor, task: Task) -> Tensor:
+    """Return a measure of SUMMED_MEASURES as a share, nan where it is undefined.
+
+    Args:
+        name: The measure.
+        outcomes: Hits, false alarms, rejections and misses of each class, `[..., classes, 4]`.
+        task: Of the labels. Of two classes class 1 counts; else classes and labels are averaged.
+    """
+    hits, false_alarms, rejections, misses = outcomes.double().unbind(-1)
+    predicted, present, absent = hits + false_alarms, hits + misses, rejections + false_alarms
+    if task is CLASSIFICATION and name == "kappa":
+        samples = (present + absent)[..., 0]
+        expected = (predicted * present).sum(-1)
+        return (hits.sum(-1) * samples - expected) / (samples.square() - expected)
+    expected = predicted * absent + present * (misses + rejections)
+    shares_by_name = {
+        "precision": hits / predicted,
+        "recall": hits / present,
+        "sensitivity": hits / present,
+        "specificity": rejections / absent,
+        "kappa": 2 * (hits * rejections - misses * false_alarms) / expected,
+    }
+    shares = shares_by_name[name]
+    if task is CLASSIFICATION and shares.shape[-1] == 2:
+        shares = shares[..., 1:]
+    return shares.nanmean(-1)  # 0 / 0 is left out
+
+
+def score_measure(name: str, values: Tensor, task: Task) -> Tensor:
+    """Return each client's measure as columns have it: in percent, but for a plugin's."""
+    if name in PLUGIN_MEASURES:
+        return values
+    if name in SUMMED_MEASURES:
+        values = score_outcomes(name, values, task)
+    return 100 * values.double()
 
 
 def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Return a client's measures; those of classes and labels as shares, float32.
 
+    Of SUMMED_MEASURES they are outcomes, int64 `[classes, 4]`; a plugin's are float64.
     Measures of a regression are sums and means in float64, from which scores follow exactly:
     `squared_error`, `label_mean`, and `label_spread`, the squared deviations from that mean.
 
     Args:
-        names: Of MEASURES, or `Task.measures`.
+        names: Of MEASURES, SUMMED_MEASURES and PLUGIN_MEASURES, or `Task.measures`.
         outputs: The network's, `[samples, classes]`.
         y: Labels, in the form of their task.
 
@@ -105,14 +162,49 @@ def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[s
     task = find_task(y)
     if task is REGRESSION:
         return _regression_sums(outputs, y)
-    if not len(y):
-        return {name: torch.full((), torch.nan, device=y.device) for name in names}
     if task is MULTILABEL:
-        shares = {"auroc": _mean_label_auroc(outputs, y), "f1": _mean_label_f1(outputs, y)}
-        return {name: shares[name].float() for name in names}
-    probabilities = outputs.float().softmax(1)
-    predicted = outputs.argmax(1)
-    return {name: MEASURES[name](probabilities, predicted, y).float() for name in names}
+        # In double precision, where sure outputs stay apart. Logits: 0 is a probability of a half.
+        probabilities, predicted = outputs.double().sigmoid(), outputs > 0
+    else:
+        probabilities, predicted = outputs.float().softmax(1), outputs.argmax(1)
+    measures = {}
+    for name in names:
+        if name in SUMMED_MEASURES:
+            measures[name] = _count_outcomes(predicted, y, outputs.shape[1])
+        elif name in PLUGIN_MEASURES:
+            measures[name] = _ask_plugin(name, probabilities, predicted, y)
+        elif not len(y):
+            measures[name] = torch.full((), torch.nan, device=y.device)
+        elif task is MULTILABEL and name in LABEL_MEASURES:
+            measures[name] = LABEL_MEASURES[name](outputs, y).float()
+        else:
+            measures[name] = MEASURES[name](probabilities, predicted, y).float()
+    return measures
+
+
+def _count_outcomes(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Count each class's or label's hits, false alarms, rejections and misses, `[classes, 4]`."""
+    if not len(y):
+        return torch.zeros((classes, 4), dtype=torch.int64, device=y.device)
+    library = import_torchmetrics()
+    count = library.multilabel_stat_scores if y.dim() == 2 else library.multiclass_stat_scores
+    return count(predicted.long(), y.long(), classes, average="none", validate_args=False)[:, :4]
+
+
+def _ask_plugin(name: str, probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
+    """Return the number that a plugin's function answers, nan without samples.
+
+    Raises:
+        FedpflError: The answer is no number.
+    """
+    answer = PLUGIN_MEASURES[name](probabilities, predicted, y) if len(y) else torch.nan
+    try:
+        return torch.as_tensor(answer, dtype=torch.float64, device=y.device).reshape(())
+    except (TypeError, ValueError, RuntimeError):
+        raise FedpflError(
+            f"metrics=[{name}]: the plugin's function must return a number,"
+            f" got {type(answer).__name__}"
+        ) from None
 
 
 def _mean_label_auroc(outputs: Tensor, y: Tensor) -> Tensor:
@@ -133,11 +225,14 @@ def _mean_label_auroc(outputs: Tensor, y: Tensor) -> Tensor:
 
 def _mean_label_f1(outputs: Tensor, y: Tensor) -> Tensor:
     """Return the mean F1 at probability 0.5 over the labels that occur or are predicted."""
-    # Logits: 0 is a probability of a half.
     predicted = outputs > 0
     hits = (predicted & y).sum(0).double()
     counted = (predicted.sum(0) + y.sum(0)).double()
     return (2 * hits / counted).nanmean()  # 0 / 0 is left out
+
+
+LABEL_MEASURES = {"auroc": _mean_label_auroc, "f1": _mean_label_f1}
+"""From outputs and labels `[samples, labels]` to a share."""
 
 
 def _regression_sums(outputs: Tensor, y: Tensor) -> dict[str, Tensor]:

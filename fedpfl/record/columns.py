@@ -139,6 +139,22 @@ def _make_metric(tasks: str, **values: Any) -> Metric:
 
 METRICS = _read_metrics()
 """By name, in the order of the file; columns of single methods are not among them."""
+CLIENT_COLUMNS = ("round", "client", "name", "unseen", "attacker", "train", "validation", "test")
+"""Columns of files of a run that are no metrics."""
+
+
+def list_measure_columns(name: str) -> dict[str, Metric]:
+    """Return the columns of a measure that a plugin adds."""
+    row = dict.fromkeys(("name", "heading", "phrase", "option"), name)
+    row |= {
+        "label": f"mean {{}} {name}",
+        "unit": "",
+        "tasks": f"{CLASSIFICATION.name} {MULTILABEL.name}",
+    }
+    metrics = []
+    for split, fine_tuned in itertools.product(SPLITS, (False, True)):
+        metrics += _split_metrics([row], split, fine_tuned)
+    return {metric.name: metric for metric in metrics}
 
 
 def round_columns(

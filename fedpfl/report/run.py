@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -146,6 +147,15 @@ class Run:
             raise FedpflError(f"{self.path}: clients.csv lacks the column client")
         counts = frame.filter(regex=r"^(client|train|validation|test|label_\d+)$").dropna(axis=1)
         return frame.astype(dict.fromkeys(counts, int))
+
+    @cached_property
+    def larger_class_share(self) -> float:
+        """Return the mean over clients of the larger of two classes' share; nan with others."""
+        counts = pd.DataFrame()
+        with contextlib.suppress(FedpflError):  # it is for a note, which must not cost a table
+            counts = self.participating_clients.filter(regex=r"^label_\d+$")
+        shares = counts.max(axis=1) / counts.sum(axis=1)
+        return float(shares.mean()) if counts.shape[1] == 2 else math.nan
 
     @cached_property
     def client_names(self) -> dict[int, str]:

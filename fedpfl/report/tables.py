@@ -129,6 +129,10 @@ _SUMMARY_NOTES = {
     "caveat": "Initial weights: {}; so of",
 }
 """Notes by the key of summary.json that they are about, in the order of the page."""
+_LARGER_CLASS = (
+    "Of two classes a client's larger one is {:.1%} of its samples (mean over clients), an accuracy"
+    " that no model is needed for; balanced accuracy, AUROC and AUPRC tell more (metrics=...)"
+)
 _CHANGED_CODE = "The method's code was changed between or within the runs of"
 _NOT_HELD_OUT = "Empty, as no samples are held out to choose a round by (validation=0.1 does)"
 _WITHOUT_SCORE = (
@@ -288,9 +292,15 @@ def _available_columns(chosen: Sequence[str], shown_groups: Sequence[Group]) -> 
             columns[key] = Column(f"{quantity.heading} to {target[2]} %", "number")
         elif any(run.config_value(key) is not None for run in shown_runs):
             columns.setdefault(key, Column(key))
+        elif _is_measure_of_plugin(key, shown_runs):
+            columns.setdefault(key, Column(key, "short"))
         if key not in columns:
             raise FedpflError(f"no such column: {choices_text(columns, key)}")
     return columns
+
+
+def _is_measure_of_plugin(key: str, shown_runs: Iterable[Run]) -> bool:
+    return any(key in (run.config_value("metrics") or ()) for run in shown_runs)
 
 
 def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequence[Group]) -> None:
@@ -485,6 +495,9 @@ def _accuracy_notes(judged: Mapping[Group, JudgedRows], select: str, every: int)
         if not rows and not is_untrained and not _lacks_validation(group, rows, select):
             early.append(("No evaluation to judge yet", group.title))
         codes = itertools.chain(*(run.summary.get("code") or () for run in reported))
+        share = reported[0].larger_class_share if group.task is CLASSIFICATION else math.nan
+        if share >= 0.75:
+            told.append((_LARGER_CLASS.format(share), group.title))
         if len({json.dumps(code, sort_keys=True) for code in codes}) > 1:
             told.append((_CHANGED_CODE, group.title))
 
@@ -529,7 +542,8 @@ def _make_record(
         "difference_pooled": math.nan,
     }
     for key in keys:
-        if key not in COLUMNS and not TARGET.fullmatch(key):
+        is_metric = key in COLUMNS or TARGET.fullmatch(key)
+        if not is_metric and not _is_measure_of_plugin(key, group.reported_runs):
             texts = {str(run.config_value(key)) for run in group.reported_runs}
             record[key] = " / ".join(sorted(texts))
 

@@ -14,8 +14,10 @@ from fedpfl import export
 from fedpfl.config import overrides, plugins
 from fedpfl.config.beside import find_local_imports
 from fedpfl.config.run import Run
+from fedpfl.engine.measures import PLUGIN_MEASURES
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
+from fedpfl.record.columns import METRICS
 from tests.command import TINY, format_override, read_summary, run_command
 from tests.conftest import ROOT, read_cases
 from tests.data.promises import build
@@ -292,7 +294,7 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
 
 WRONG_FILES = """
 absent => No such file or directory; name a Python file that there is
-x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names
+x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS, METRICS of names
 a = 1;;b = c => :2: NameError: name 'c' is not defined
 a = 1;;raise SystemExit(0) => :2: SystemExit: 0
 def f(: => :1: SyntaxError: invalid syntax
@@ -304,6 +306,14 @@ MODELS = {'mine': lambda shape, classes, head: 0} => model=mine: its argument he
 DATASETS = {'mine': lambda source, only=1: 0} => dataset=mine: its argument only is a key that every choice has
 MODELS = {'mine': lambda shape, classes: 0, 'cnn4': int} => model=cnn4: it exists already; choose another name
 MODELS = {'a b': int} => model=a b: its name must be of letters, digits and _
+METRICS = {'f1': max} => metrics=[f1]: it must be a function, and its name of letters, digits and _, and of no
+METRICS = {'val_recall': max} => metrics=[val_recall]: it must be a function, and its name
+METRICS = {'label_3': max} => metrics=[label_3]: it must be a function, and its name
+METRICS = {'test': max} => metrics=[test]: it must be a function, and its name
+METRICS = {'system': max} => metrics=[system]: it must be a function, and its name
+METRICS = {'mine': max, 'ft_mine': max} => metrics=[ft_mine]: it must be a function, and its name
+METRICS = {'mine': 3} => metrics=[mine]: it must be a function, and its name
+METRICS = {3: max} => metrics=[3]: it must be a function, and its name
 """
 WRONG_HOOKS = """
 finnish(self): pass => finnish is no hook of a method
@@ -324,6 +334,7 @@ WRONG = [
 def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path):
     file = tmp_path / "mine.py"
     before = [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()]
+    columns = [*METRICS]
     if text != "absent":
         file.write_text(text)
     with pytest.raises(FedpflError) as error:
@@ -332,3 +343,4 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path)
         rf"plugins: {re.escape(str(file))}(: | )?{re.escape(message)}", str(error.value)
     )
     assert [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
+    assert ([*METRICS], PLUGIN_MEASURES) == (columns, {})

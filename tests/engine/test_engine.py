@@ -5,6 +5,7 @@ accuracy against scikit-learn; a run in bf16 says which precision is faster here
 import copy
 import math
 import random
+import re
 import sys
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from sklearn import metrics as sk
 
 import fedpfl
 from fedpfl import data
+from fedpfl.config import plugins
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
 from fedpfl.engine import (
@@ -39,11 +41,14 @@ from fedpfl.engine.evaluate import (
     summarize_scores,
 )
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.measures import BINS, MEASURES
+from fedpfl.engine.measures import BINS, MEASURES, SUMMED_MEASURES, compute_measures
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import MULTILABEL
 from fedpfl.methods import METHODS, Batch, FedAvg
+from fedpfl.report.load import runs
+from fedpfl.report.tables import accuracy_table
 from tests.command import TINY
 from tests.conftest import (
     BACKENDS,
@@ -244,7 +249,7 @@ def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left
 # Measures beside the accuracy
 
 
-NAMES = tuple(MEASURES)
+NAMES = (*MEASURES, *SUMMED_MEASURES)
 needed = pytest.mark.usefixtures("library")
 
 
@@ -272,10 +277,114 @@ def by_sklearn(logits, y):
         "balanced": np.mean([(guess[y == one] == one).mean() for one in held]),
         "auroc": np.mean(auroc),
         "ece": sum(gaps),
+        **counted_by_sklearn(guess, y, shares),
     }
 
 
+def counted_by_sklearn(guess, y, shares):
+    """Of class 1 of two, else the mean over classes; nan where a fraction is 0 / 0."""
+    ones = [1] if shares.shape[1] == 2 else [*range(shares.shape[1])]
+    how = {"average": None, "labels": ones, "zero_division": np.nan}
+    rejected = [
+        sk.recall_score(y == one, guess == one, pos_label=False, zero_division=np.nan)
+        for one in ones
+    ]
+    mixed = [one for one in ones if 0 < (y == one).sum() < len(y)]
+    areas = [sk.average_precision_score(y == one, shares[:, one]) for one in mixed]
+    recall = mean_of_known(sk.recall_score(y, guess, **how))
+    return {
+        "precision": mean_of_known(sk.precision_score(y, guess, **how)),
+        "recall": recall,
+        "sensitivity": recall,
+        "specificity": mean_of_known(rejected),
+        "kappa": sk.cohen_kappa_score(y, guess),
+        "auprc": mean_of_known(areas),
+    }
+
+
+def mean_of_known(values):
+    known = [value for value in values if not math.isnan(value)]
+    return np.mean(known) if known else math.nan
+
+
+def measure(samples, names=NAMES):
+    """Count clients of these outputs and labels."""
+    told = [compute_measures(names, outputs, y) for outputs, y in samples]
+    sizes = torch.tensor([len(y) for _, y in samples])
+    return Counts(0 * sizes, sizes.float(), sizes, tree.stack(told))
+
+
 @needed
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("classes", [2, 4])
+def test_measures_of_clients_and_of_all_their_samples_are_scikit_learns(classes):
+    """Clients: mixed, of one class alone, without class 1, nothing predicted as 1, all wrong, with
+    one sample, without any.
+    """
+    rng = torch.Generator().manual_seed(classes)
+    mixed, wrong = (torch.randint(classes, (40,), generator=rng) for _ in range(2))
+    never = torch.randn(40, classes, generator=rng)
+    never[:, 1] = -9
+    samples = [
+        (torch.randn(40, classes, generator=rng), mixed),
+        (torch.randn(9, classes, generator=rng), torch.ones(9, dtype=torch.int64)),
+        (torch.randn(9, classes, generator=rng), torch.zeros(9, dtype=torch.int64)),
+        (never, mixed),
+        (9 * F.one_hot((wrong + 1) % classes, classes) + never.clamp(-1), wrong),
+        (5 * F.one_hot(torch.zeros(5, dtype=torch.int64), classes).float(), wrong[:5] * 0),
+        (torch.randn(1, classes, generator=rng), wrong[:1]),
+    ]
+    counts = measure([*samples, (torch.randn(0, classes), wrong[:0])])
+    told = scores_per_client(counts)
+    for client, (logits, y) in enumerate(samples):
+        wanted = {name: 100 * value for name, value in by_sklearn(logits, y).items()}
+        own = {name: told[name][client] for name in NAMES}
+        assert own == pytest.approx(wanted, abs=1e-4, nan_ok=True), client
+    assert all(math.isnan(told[name][-1]) for name in NAMES)
+    together = by_sklearn(*map(torch.cat, zip(*samples, strict=True)))
+    row = summarize_scores(counts)
+    for name in NAMES:
+        assert row[name] == pytest.approx(mean_of_known(told[name]), abs=1e-4)
+        pooled = row.get(f"{name}_pooled")
+        known = name in SUMMED_MEASURES
+        assert pooled == (pytest.approx(100 * together[name], abs=1e-9) if known else None)
+    alone = summarize_scores(measure(samples[5:6]))
+    assert (alone["kappa"], alone["kappa_pooled"], alone["auprc"]) == (None, None, None)
+
+
+@needed
+@pytest.mark.filterwarnings("ignore")
+def test_measures_of_several_labels_are_means_over_labels():
+    """Of the clients one lacks label 1, of another none is predicted, and one has no samples."""
+    rng = torch.Generator().manual_seed(0)
+    samples = [(torch.randn(30, 3, generator=rng), torch.rand(30, 3) < 0.4) for _ in range(3)]
+    samples[1][1][:, 1] = False
+    samples[2][0][:] = -samples[2][0].abs()
+    names = ("auprc", *SUMMED_MEASURES, "auroc", "f1")
+    counts = measure([*samples, (torch.randn(0, 3), torch.zeros(0, 3, dtype=torch.bool))], names)
+    told, row = scores_per_client(counts, MULTILABEL), summarize_scores(counts, MULTILABEL)
+
+    def over_labels(logits, y):
+        found = []
+        for label in range(3):
+            shares = logits[:, label].double().sigmoid().numpy()
+            shares = np.stack([1 - shares, shares], 1)
+            guess = (logits[:, label] > 0).long().numpy()
+            found.append(counted_by_sklearn(guess, y[:, label].long().numpy(), shares))
+        return {name: 100 * mean_of_known([one[name] for one in found]) for name in found[0]}
+
+    for client, (logits, y) in enumerate(samples):
+        wanted = over_labels(logits, y)
+        own = {name: told[name][client] for name in wanted}
+        assert own == pytest.approx(wanted, abs=1e-4, nan_ok=True), client
+    together = over_labels(*map(torch.cat, zip(*samples, strict=True)))
+    for name in SUMMED_MEASURES:
+        assert row[f"{name}_pooled"] == pytest.approx(together[name], abs=1e-9)
+    assert math.isnan(told["kappa"][-1])
+
+
+@needed
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["fedper", "apfl"])
 def test_backends_agree_with_scikit_learn_and_nothing_else_changes(name, federation, net):
     """They are scikit-learn's, also of clients of one class, or none of those that are predicted.
@@ -301,13 +410,59 @@ def test_backends_agree_with_scikit_learn_and_nothing_else_changes(name, federat
             data = gather_data(federation, own)
             batch = Batch(data.x, data.y)
             logits = method.predict(net.bind(job.buffers), job.params, batch).detach()
-            known = {name: float(values[client]) for name, values in asked["test"].measures.items()}
+            known = scores_per_client(asked["test"])
+            known = {name: known[name][client] / 100 for name in NAMES}
             wanted = by_sklearn(logits, data.y) if len(own) else dict.fromkeys(NAMES, math.nan)
             assert known == pytest.approx(wanted, abs=1e-5, nan_ok=True)
     assert_close(told["loop"]["common"].correct, told["batched"]["common"].correct)
 
 
 SMALL = (*TINY, "validation=0.25")
+OWN_MEASURES = """
+def sure(probabilities, predicted, labels):
+    return probabilities.max(1).values.double().mean() - 0.5 if 0 in labels else float("nan")
+def faulty(probabilities, predicted, labels):
+    return {answer}
+METRICS = {{"sure": sure, "faulty": faulty}}
+"""
+NO_NUMBERS = ["probabilities", "None", "'0.5'", "[0.5, 0.5]", "{}"]
+
+
+@pytest.fixture
+def forgotten():
+    """What a test's plugin added is forgotten afterwards."""
+    yield
+    plugins.load_plugins([])
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_plugins_measures_are_columns_of_the_numbers_that_they_answer(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_MEASURES.format(answer="7.25"))
+    words = (*SMALL, "method=fedper", f"plugins=['{tmp_path}/own.py']", "metrics=[sure,faulty]")
+    words += ("eval.every=2", "unseen=0.25")
+    run = fedpfl.run(*words, directory=tmp_path / "run", progress=False)
+    last, ours = run.rounds.iloc[-1], run.clients[run.clients["unseen"] == 0]
+    assert (ours["faulty"] == 7.25).all()
+    assert last[["faulty", "val_faulty", "unseen_faulty"]].tolist() == [7.25] * 3
+    assert ours["sure"].dropna().between(-0.4, 0.5).all()
+    assert last["sure"] == pytest.approx(ours["sure"].mean())
+    table = accuracy_table(runs(tmp_path / "run"), chosen=["accuracy", "faulty"])
+    assert (table.frame["faulty"] == 7.25).all()
+    with pytest.raises(FedpflError, match=r"^metrics must be some of: one of .*got 'sure'"):
+        fedpfl.run(*SMALL, "metrics=[sure]", directory=tmp_path / "other", progress=False)
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("answer", NO_NUMBERS)
+def test_a_measure_that_is_no_number_is_refused_in_one_line(tmp_path, answer):
+    (tmp_path / "own.py").write_text(OWN_MEASURES.format(answer=answer))
+    words = (*SMALL, "method=fedper", f"plugins=['{tmp_path}/own.py']", "metrics=[faulty]")
+    with pytest.raises(FedpflError) as error:
+        fedpfl.run(*words, directory=tmp_path / "run", progress=False)
+    assert re.fullmatch(
+        r"metrics=\[faulty\]: the plugin's function must return a number, got \w+",
+        str(error.value),
+    )
 
 
 @needed

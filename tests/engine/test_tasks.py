@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -83,6 +84,15 @@ method=fedavg metrics=[f1,ece] => metrics=[f1,ece] is for task=classification
 def test_what_is_about_classes_is_refused_before_data_are_read(words, reason):
     words = keep_last_words("partition=iid", *words.split(), "task=regression")
     assert reason in one_line(lambda: check_config(compose_once(*words)))
+
+
+def test_measures_of_labels_are_those_of_several_labels():
+    words = ("partition=iid", "method=fedavg", "task=multilabel")
+    names = ("auroc", "f1", "auprc", "kappa", "precision", "recall", "sensitivity", "specificity")
+    assert check_config(compose_once(*words, f"metrics=[{','.join(names)}]"))
+    for name in ("ece", "balanced"):
+        config = compose_once(*words, f"metrics=[kappa,{name}]")
+        assert f"metrics=[kappa,{name}] is for" in one_line(partial(check_config, config))
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,18 @@ from fedpfl.record.columns import (
 from fedpfl.report.table import format_number
 
 STATISTICS = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
-MEASURES = ("f1", "balanced", "auroc", "ece")
+SUMMED = ("precision", "recall", "sensitivity", "specificity", "kappa")
+MEASURES = ("f1", "balanced", "auroc", "ece", *SUMMED, "auprc")
 
 
 def test_the_statistics_are_those_that_the_engine_counts():
     counts = Counts(torch.tensor([1, 0]), torch.tensor([2, 3]), torch.tensor([0.5, 1.5]))
     assert tuple(summarize_scores(counts)) == STATISTICS
-    assert {*measures.MEASURES} == {*MEASURES}
-    measured = counts._replace(measures=dict.fromkeys(MEASURES, torch.ones(2)))
-    assert summarize_scores(measured).keys() == {*STATISTICS, *MEASURES}
+    assert {*measures.MEASURES, *measures.SUMMED_MEASURES} == {*MEASURES}
+    told = dict.fromkeys(MEASURES, torch.ones(2)) | dict.fromkeys(SUMMED, torch.ones(2, 3, 4))
+    pooled = {f"{name}_pooled" for name in SUMMED}
+    measured = summarize_scores(counts._replace(measures=told))
+    assert measured.keys() == {*STATISTICS, *MEASURES, *pooled}
 
 
 def test_the_file_has_them_in_the_order_that_runs_have_always_written():

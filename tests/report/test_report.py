@@ -377,3 +377,20 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
         assert line.startswith(f"fedpfl: cannot write {tmp_path / out}/")
         assert line.endswith("or choose another with --out")
     assert not [*(tmp_path / "out").iterdir()]
+
+
+@pytest.mark.parametrize(("counts", "share"), [("9,1 1,3", "82.5%"), ("5,5 1,3", None)])
+def test_where_clients_are_mostly_one_of_two_classes_a_note_says_how_far(root, counts, share):
+    rows = [f"{client},30,10,{pair},70" for client, pair in enumerate(counts.split())]
+    text = "\n".join(["client,train,test,label_0,label_1,accuracy", *rows, ""])
+    for path in root.glob("a/*/*/*/clients.csv"):
+        path.write_text(text)
+    notes = [note for note in accuracy_table(runs(root)).notes if "larger one" in note]
+    assert len(notes) == bool(share)
+    for note in notes:
+        assert f"larger one is {share} of its samples" in note
+        assert "FedAvg" in note
+        assert "FedOBP" in note
+    for path in root.glob("a/*/*/*/clients.csv"):
+        path.write_text(text.replace("label_1", "label_1,label_2").replace(",70", ",0,70"))
+    assert "larger one" not in " ".join(accuracy_table(runs(root)).notes)

@@ -256,7 +256,8 @@ class BatchedBackend(Backend):
             labels = []
             for row, indices in zip(rows, samples, strict=True):
                 labels.append(row.federation.y[tree.send(indices, device)])
-            measures = _compute_row_measures(metrics, logits_of_batches, labels)
+            classes = rows[0].federation.classes
+            measures = _compute_row_measures(metrics, logits_of_batches, labels, classes)
         total = tree.send(
             torch.tensor([len(indices) for indices in samples]),
             device,
@@ -325,6 +326,7 @@ def _compute_row_measures(
     metrics: Sequence[str],
     logits_of_batches: Sequence[tuple[slice | Tensor, Tensor]],
     labels: Sequence[Tensor],
+    classes: int,
 ) -> dict[str, Tensor]:
     """Return each row's measures, stacked.
 
@@ -332,6 +334,7 @@ def _compute_row_measures(
         metrics: Names of measures.
         logits_of_batches: Of each batch its rows, and logits `[rows, samples, classes]`.
         labels: Of each row.
+        classes: How many there are.
     """
     logits_of_rows: list[list[Tensor]] = [[] for _ in labels]
     for batch_rows, logits in logits_of_batches:
@@ -340,8 +343,7 @@ def _compute_row_measures(
             logits_of_rows[row].append(row_logits)
     measures = []
     for parts, y in zip(logits_of_rows, labels, strict=True):
-        # A row without samples has labels alone, which are empty, too.
-        predictions = torch.cat(parts)[: len(y)] if parts else y
+        predictions = torch.cat(parts)[: len(y)] if parts else y.new_zeros(0, classes)
         measures.append(compute_measures(metrics, predictions, y))
     return tree.stack(measures)
 
