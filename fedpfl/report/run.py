@@ -32,7 +32,8 @@ STALE_SECONDS = 600.0
 SIMULATED = "sim_hours"
 GIGABYTES = "gb"
 ROUND_COUNT = "rounds"
-SPENDINGS = (SIMULATED, GIGABYTES, ROUND_COUNT)
+HOURS = "hours"
+SPENDINGS = (SIMULATED, GIGABYTES, ROUND_COUNT, HOURS)
 """What a run has spent up to a row, or with `@80` until a score of 80 % was first reached."""
 
 
@@ -335,7 +336,7 @@ class Run:
             seen_score = self.metric_value(self.task.score, row)
             gap = seen_score - self.metric_value(f"unseen_{self.task.score}", row)
             return gap if self.task.is_higher_better else -gap
-        if name == "hours":
+        if name == HOURS:
             return self.summary_number(name)
         if name == "seconds":
             return float(self.rounds.reindex(columns=[name])[name].median())
@@ -350,11 +351,16 @@ class Run:
         """Return the amount spent up to a row, nan if not recorded.
 
         Args:
-            quantity: of SPENDINGS; gigabytes are 10^9 bytes, both ways, all clients together.
+            quantity: of SPENDINGS; gigabytes are 10^9 bytes, both ways, all clients together, and
+                hours those of rounds and evaluations.
             row: a row of `rounds`.
             percent: count up to the first evaluation that reaches this score instead.
         """
-        needed = {SIMULATED: ["sim_seconds"], GIGABYTES: ["bits_down", "bits_up"]}
+        needed = {
+            SIMULATED: ["sim_seconds"],
+            GIGABYTES: ["bits_down", "bits_up"],
+            HOURS: ["seconds"],
+        }
         columns = needed.get(quantity, ["round"])
         if not {*columns} <= {*self.rounds.columns}:
             return math.nan
@@ -372,7 +378,9 @@ class Run:
             return float(self.rounds["round"][is_before].max())
         # A round that is not recorded makes the sum unknown.
         total = self.rounds[columns][is_before].sum(axis=1, skipna=False).sum(skipna=False)
-        return float(total) / (3600 if quantity == SIMULATED else 8e9)
+        if quantity == HOURS:
+            total += self.rounds.reindex(columns=["eval_seconds"])[is_before].sum(axis=None)
+        return float(total) / (8e9 if quantity == GIGABYTES else 3600)
 
     @property
     def is_evaluated(self) -> bool:

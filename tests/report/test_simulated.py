@@ -59,3 +59,21 @@ def test_curves_run_over_rounds_since_the_last_shift(tmp_path: Path) -> None:
     # The round after which clients shift is the last in which they are as before.
     drawn = zip(line["x"], line["y"], strict=True)
     assert [point for point in drawn if point[0] is not None] == [(0, 70), (1, 40), (2, 60)]
+
+
+def test_what_a_target_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
+    """Seconds are 1, 9, 2, 2, and evaluations took 1.8 and 3.6 of them after rounds 2 and 4."""
+    for seed, accuracy in enumerate(({2: 80.0, 4: 70.0}, {2: 70.0, 4: 80.0})):
+        path = write_run(tmp_path / f"seed{seed}", accuracy, seed=seed)
+        add_columns(path, eval_seconds=[None, 1.8, None, 3.6])
+    keys = ["rounds@80", "hours@80", "gb@80", "hours@81", "hours"]
+    table = accuracy_table(runs(tmp_path), chosen=keys, interval="seeds")
+    row = table.frame.iloc[0]
+    spent = {"rounds@80": (2, 4), "hours@80": (11.8 / 3600, 19.4 / 3600)}
+    spent["gb@80"] = (1.152e6 / 8e9, 2.176e6 / 8e9)
+    for key, (less, more) in spent.items():
+        assert row[key] == pytest.approx((less + more) / 2)
+        # Student's t of two seeds, 12.706, times their deviation over the root of two.
+        assert row[f"{key}_seed_ci95"] == pytest.approx(12.7062 * (more - less) / 2, rel=1e-4)
+    assert math.isnan(row["hours@81"])
+    assert math.isnan(row["hours"]), "of the summary, which has none"
