@@ -301,9 +301,10 @@ def _number_clients(parts: Sequence[Part]) -> tuple[np.ndarray | None, tuple[str
         return np.repeat(np.arange(len(parts)), [len(part.x) for part in parts]), tuple(names)
     if any(part.groups is None for part in parts):
         return None, ()
-    groups, names = number_texts(_join_texts(parts, [part.groups for part in parts], "client"))
-    require_clients(names, parts[0].origin)
-    return groups, names
+    texts = _join_texts(parts, [part.groups for part in parts], "client")
+    groups, group_names = number_texts(texts)
+    require_clients(group_names, parts[0].origin)
+    return groups, group_names
 
 
 def _join_texts(parts: Sequence[Part], values: Sequence[Any], noun: str) -> np.ndarray:
