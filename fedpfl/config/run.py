@@ -16,6 +16,7 @@ from fedpfl.config.plan import Plan
 from fedpfl.config.schema import Settings
 from fedpfl.data import Federation, ShiftedClients
 from fedpfl.data.fingerprint import fingerprint_sequence
+from fedpfl.data.heterogeneity import Heterogeneity
 from fedpfl.engine import Clock
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -87,6 +88,12 @@ class Run(Plan):
     def sample_account(self) -> SampleAccount | None:
         """Return the account of a run that hides samples, None for any other run."""
         return self.account if isinstance(self.account, SampleAccount) else None
+
+    @property
+    def heterogeneity(self) -> Heterogeneity:
+        """Return the clients' differences, without those of labels where the run hides samples."""
+        measured = self.federation.heterogeneity
+        return replace(measured, label_skew=None) if self.sample_account else measured
 
     @property
     def sample_protection(self) -> SampleProtection | None:

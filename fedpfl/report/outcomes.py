@@ -49,7 +49,9 @@ def clients_figure(runs: Iterable[Run], path: Path) -> list[Path]:
         FedpflError: no run tells its clients' accuracies.
     """
     values = {one.group: [*one.accuracies.values()] for one in _compare_clients(runs)}
-    return _draw_sorted(values, path, "clients, the worst first (%)", "accuracy (%)")
+    style_numbers = number_styles(values, _judged_label)
+    titles = ("clients, the worst first (%)", "accuracy (%)")
+    return _draw_sorted(values, path, titles, style_numbers)
 
 
 def gains_figure(runs: Iterable[Run], path: Path) -> list[Path]:
@@ -67,7 +69,8 @@ def gains_figure(runs: Iterable[Run], path: Path) -> list[Path]:
     """
     title = BASELINES["fedavg"]
     gains = {}
-    for comparison in _compare_clients(runs):
+    comparisons = _compare_clients(runs)
+    for comparison in comparisons:
         pairs = comparison.pairs.get("fedavg", {}).values()
         if pairs:
             gains[comparison.group] = [both["accuracy"] - both["baseline"] for both in pairs]
@@ -76,8 +79,10 @@ def gains_figure(runs: Iterable[Run], path: Path) -> list[Path]:
             f"no run here has {title} of the same data, split and seed beside it; run "
             "method=fedavg with eval.finetune_epochs=5"
         )
-    y_title = f"gain over {title} (points)"
-    return _draw_sorted(gains, path, "clients, the least gain first (%)", y_title)
+    # By all configurations, so that methods look as they do beside FedAvg.
+    style_numbers = number_styles([one.group for one in comparisons], _judged_label)
+    titles = ("clients, the least gain first (%)", f"gain over {title} (points)")
+    return _draw_sorted(gains, path, titles, style_numbers)
 
 
 def fairness_figure(runs: Iterable[Run], path: Path) -> list[Path]:
@@ -153,10 +158,13 @@ def _compare_clients(runs: Iterable[Run]) -> list[BaselineComparison]:
 
 
 def _draw_sorted(
-    values: Mapping[Group, Sequence[pd.Series]], path: Path, x_title: str, y_title: str
+    values: Mapping[Group, Sequence[pd.Series]],
+    path: Path,
+    titles: tuple[str, str],
+    style_numbers: Mapping[str, int],
 ) -> list[Path]:
     """Draw the clients' values from the least to the greatest, the mean over seeds."""
-    style_numbers = number_styles(values, _judged_label)
+    x_title, y_title = titles
 
     def draw_panel(ax: Axes, members: Sequence[Group]) -> None:
         if "gain" in y_title:

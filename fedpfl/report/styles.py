@@ -42,7 +42,7 @@ def number_styles(
         label = label_of(group)
         if label not in wanted_numbers:
             is_known = method in _METHODS and method not in seen_methods
-            digest = zlib.crc32(label.encode())
+            digest = zlib.crc32(group.method.encode())  # FedAvg+FT looks as FedAvg does
             wanted_numbers[label] = _METHODS.index(method) if is_known else digest
             seen_methods.add(method)
 

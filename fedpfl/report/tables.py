@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
 from fedpfl.record.columns import ATTACK_OPTION, METRICS, Metric, validation_column
@@ -285,17 +286,24 @@ def _available_columns(chosen: Sequence[str], shown_groups: Sequence[Group]) -> 
     """
     columns = dict(COLUMNS)
     shown_runs = [run for group in shown_groups for run in group.runs]
+    configs = [group.runs[0].config for group in shown_groups]
+    config_keys = sorted({key for config in configs for key, _ in flatten_keys(config)})
     for key in chosen:
         target = TARGET.fullmatch(key)
         if target:
             quantity = columns.get(target[1], Column("rounds"))
             columns[key] = Column(f"{quantity.heading} to {target[2]} %", "number")
-        elif any(run.config_value(key) is not None for run in shown_runs):
+        elif key in config_keys:
             columns.setdefault(key, Column(key))
         elif _is_measure_of_plugin(key, shown_runs):
             columns.setdefault(key, Column(key, "short"))
         if key not in columns:
-            raise FedpflError(f"no such column: {choices_text(columns, key)}")
+            name = key.rpartition(".")[2]
+            near = [known for known in config_keys if known.rpartition(".")[2] == name]
+            raise FedpflError(
+                f"no such column: {choices_text(columns, key)}; keys of config.yaml are columns too, "
+                f"such as {', '.join(near) or 'local.lr'}"
+            )
     return columns
 
 

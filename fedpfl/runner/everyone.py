@@ -75,7 +75,7 @@ class ClientTable:
         return PartitionRecord(
             **indices,
             label_counts=self.label_counts.numpy(),
-            title=f"{title}: {federation.heterogeneity}",
+            title=f"{title}: {run.heterogeneity}",
             unseen=run.newcomers.partition_numbers if run.newcomers else (),
             samples_digest=run.samples_digest,
             client_names=self.client_names,

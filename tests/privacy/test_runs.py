@@ -95,8 +95,11 @@ def play(folder, *words):
 def test_a_run_says_what_each_clients_samples_give_away(tmp_path):
     tuned = ("eval.finetune_epochs=1", "eval.finetune_every=3", "privacy.epsilon=5", "clients=3")
     found, said = play(tmp_path / "run", *SAMPLES, *tuned)
-    promise = read_summary(tmp_path / "run")["privacy"]
+    summary = read_summary(tmp_path / "run")
+    promise = summary["privacy"]
     assert "each client's models are (5, " in promise
+    assert summary["heterogeneity"]["label_skew"] is None
+    assert "label skew" not in said
     assert promise in " ".join(said.split())
     assert any(promise in note for note in accuracy_table(runs(tmp_path / "run")).notes)
     assert all(row["train_loss"] == "" and row["accuracy"] for row in found)

@@ -260,6 +260,8 @@ def test_chosen_columns_in_their_order(root: Path) -> None:
     assert row_of(settings, "FedOBP")["local.lr"] == "0.01"  # keys of the configuration too
     with pytest.raises(FedpflError, match=r"no such column: .*'acuracy'; did you mean accuracy\?"):
         accuracy_table(runs(root), chosen=["acuracy"])
+    with pytest.raises(FedpflError, match=r"keys of config.yaml are columns too, such as local.lr"):
+        accuracy_table(runs(root), chosen=["training.lr"])
 
 
 def test_a_table_for_a_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
