@@ -5,9 +5,10 @@
     python -m fedpfl.board verify 3d2c suite=small           # run a row again and compare it
 
 Each method is tuned as `python -m fedpfl.tune` does: the same number of trials, chosen by
-validation samples, then fresh seeds. Other words are those of fedpfl.train, for all runs, launchers
-included; `verify` takes the words that the board was made with. The same command continues an
-interrupted board. `verify` exits with 0 if the row is equal, with 1 if it is not.
+validation samples (`metric=val_ft_accuracy`: after fine-tuning), then fresh seeds. Other words are
+those of fedpfl.train, for all runs, launchers included; `verify` takes the words that the board was
+made with. The same command continues an interrupted board. `verify` exits with 0 if the row is
+equal, with 1 if it is not.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from fedpfl.config.run_location import register_resolver
 from fedpfl.config.sweep import preload_datasets
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words
 from fedpfl.methods import METHODS
@@ -54,7 +56,7 @@ from fedpfl.report.ranking import MethodRanks, draw_rank_diagram, rank_tables
 from fedpfl.report.render import render, terminal_width
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, mean_and_std
-from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table
+from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, describe_validation
 from fedpfl.report.text import join_few
 from fedpfl.runner import tuning
 from fedpfl.runner.spaces import make_search_space, override_key
@@ -62,7 +64,7 @@ from fedpfl.tune import parse_request, run_or_exit
 
 HELP_ADVICE = "python -m fedpfl.board --help tells what it takes"
 SUITES = Path(overrides.CONF) / "board"
-SUITE_KEYS = ("trials", "seeds", "method")
+SUITE_KEYS = ("trials", "seeds", "method", "metric")
 """Keys of a suite that the command line may replace."""
 INTERRUPTED_STATUSES = (130, 143)
 MEASURED = (
@@ -94,7 +96,7 @@ NOT_VERIFIED = ("rank", "versions", "command")
 CHOSEN_WORD = re.compile(r"[\w.]+=[\w.+-]+", re.ASCII)
 CAPTION = (
     "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's "
-    "round of the best validation accuracy; harmed: percent of clients that are worse off than "
+    "round of the best {metric}; harmed: percent of clients that are worse off than "
     "with FedAvg+FT, or alone, after the last round; sim s/round: simulated, on equal devices, "
     "mean over rounds; rank: mean over settings, FedAvg judged after fine-tuning."
 )
@@ -112,6 +114,11 @@ class BoardCommand(NamedTuple):
     suite: Mapping[str, Any]
     folder: Path
     run_words: list[str]
+
+    @property
+    def metric(self) -> str:
+        """Return the validation column that chooses, "" for the accuracy."""
+        return str(self.suite.get("metric", ""))
 
 
 def read_command_line(arguments: Sequence[str]) -> BoardCommand:
@@ -147,7 +154,7 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
         _make_request(command, setting, ",".join(methods))  # raises for an unknown method
         words = _split_words(command, setting, methods[0])
         common_words = [word for word in words if not word.startswith("method.")]
-        configs[setting] = tuning.check_words(methods[0], common_words)
+        configs[setting] = tuning.check_words(methods[0], common_words, command.metric)
 
     # ---- Step 2: one method after another; what fails is left out.
     final_runs: FinalRuns = {}
@@ -186,6 +193,7 @@ def _make_request(command: BoardCommand, setting: str, method: str) -> tuning.Tu
             *command.run_words,
             f"trials={suite['trials']}",
             f"seeds={suite['seeds']}",
+            f"metric={command.metric}",
             *overrides.format_words("hydra.sweep.dir", str(command.folder / setting)),
         ]
     )
@@ -219,24 +227,28 @@ class Board(NamedTuple):
     ranks: MethodRanks | None
 
 
-def make_board(final_runs: FinalRuns, failures: Sequence[str] = (), title: str = "") -> Board:
+def make_board(
+    final_runs: FinalRuns, failures: Sequence[str] = (), title: str = "", metric: str = ""
+) -> Board:
     """Make the table of the final runs.
 
     Args:
         final_runs: Result of `tune_suite`.
         failures: Lines for the notes.
         title: The table's title.
+        metric: The validation column that chooses; "" for the accuracy.
     """
     # ---- Step 1: accuracies, harms and ranks.
     finished_runs = [run for run in runs(*final_runs) if run.status == "finished"]
     run_groups = groups(finished_runs)
     require_classes(run_groups, "fedpfl.board")
-    accuracies = accuracy_table(finished_runs, "validation", chosen=MEASURED)
+    select = metric or "validation"
+    accuracies = accuracy_table(finished_runs, select, chosen=MEASURED)
     comparisons, fairness_notes = compare_with_baselines(run_groups)
     ranks: MethodRanks | None = None
     mean_ranks = pd.Series(dtype=float)
     try:
-        tables, ranks = rank_tables(finished_runs, select="validation")
+        tables, ranks = rank_tables(finished_runs, select=select)
         notes = [note for note in tables[-1].notes if note.startswith("Left out")]
         # FedAvg is ranked after fine-tuning, under that name.
         mean_ranks = ranks.ranks.mean().rename({BASELINES["fedavg"]: METHOD_TITLES["fedavg"]})
@@ -266,7 +278,7 @@ def make_board(final_runs: FinalRuns, failures: Sequence[str] = (), title: str =
         {**BOARD_COLUMNS, **PROVENANCE_COLUMNS},
         title=title,
         frame=frame,
-        caption=CAPTION,
+        caption=CAPTION.format(metric=describe_validation(select, CLASSIFICATION)),
         notes=(*failures, *notes, *fairness_notes),
         by=1,
     )
@@ -318,7 +330,9 @@ def write_board(command: BoardCommand, board: Board) -> None:
     (folder / "board.md").write_text(render(short_table, "markdown") + "\n")
     with atomic_output(folder / "board.html") as file:
         file.write_text(html.single_table_page(table), encoding="utf-8")
-    html.write_pages(sorted(folder.glob("*/final")), folder / "pages", "validation")
+    html.write_pages(
+        sorted(folder.glob("*/final")), folder / "pages", command.metric or "validation"
+    )
     accuracy_figure(board.finished_runs, folder / "accuracy")
     if board.ranks is not None:
         draw_rank_diagram(board.ranks, folder / "ranks")
@@ -357,7 +371,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
 
     # ---- Step 3: compare the columns.
     new_path = command.folder / "verify" / "board.csv"
-    new_path.write_text(render(make_board(final_runs).table, "csv"))
+    new_path.write_text(render(make_board(final_runs, metric=command.metric).table, "csv"))
     new_row = read_rows(new_path).set_index("identity", drop=False).loc[row["identity"]]
     differences = [
         f"{key} {value!r} there, {new_row.get(key, '')!r} here"
@@ -462,7 +476,9 @@ def _run_board(command: BoardCommand) -> int:
     final_runs, failures = tune_suite(command)
     if not final_runs:
         raise FedpflError(f"no method came to its end: {failures[0]}")
-    write_board(command, make_board(final_runs, failures, f"Board {command.folder.name}"))
+    write_board(
+        command, make_board(final_runs, failures, f"Board {command.folder.name}", command.metric)
+    )
     return 1 if failures else 0
 
 

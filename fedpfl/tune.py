@@ -3,10 +3,11 @@
     python -m fedpfl.tune method=fedobp,fedper dataset=digits trials=20 seeds=5
 
 Every method gets as many trials, of as many rounds, in its own search space (conf/tune.yaml), and is
-chosen by its accuracy on held-out samples (validation=0.1 unless it is set). The values chosen are
-then run with `seeds` seeds that the search has not seen. Other words are those of fedpfl.train, for
-all methods alike, `method.mu=...` for those that have it; `key=choice(...)` and `key=interval(...)`
-are searched too, and a fixed key is not. The same command goes on where it was stopped.
+chosen by its accuracy on held-out samples (validation=0.1 unless it is set), or by another
+validation column: `metric=val_ft_accuracy` is after fine-tuning. The values chosen are then run
+with `seeds` seeds that the search has not seen. Other words are those of fedpfl.train, for all
+methods alike, `method.mu=...` for those that have it; `key=choice(...)` and `key=interval(...)` are
+searched too, and a fixed key is not. The same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
     # ---- Step 1: the words of this command; the rest are fedpfl.train's.
     counts = dict(DEFAULT_COUNTS)
     methods: list[str] = []
+    metric = ""
     folder = Path("outputs/tune")
     shared_words: list[str] = []
     for word in overrides.replace_config_dir_option(arguments):
@@ -51,6 +53,8 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
             counts[key] = int(value)
         elif key == "method":
             methods = value.split(",")
+        elif key == "metric":
+            metric = value
         elif key == "hydra.sweep.dir":
             # Hydra takes the quotes away, and fills interpolations in.
             folder = Path(str(overrides.compose_config([word]).hydra.sweep.dir))
@@ -65,6 +69,7 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
         seeds=counts["seeds"],
         folder=folder,
         shared_words=shared_words,
+        metric=metric,
     )
 
 
@@ -79,7 +84,7 @@ def _require_searchable(methods: Sequence[str], shared_words: Sequence[str]) -> 
                 f"method.name must be one of {', '.join(sorted(METHODS))}, got {method!r}"
             )
     for word in shared_words:
-        if word.startswith(("hydra/sweeper=", "hydra.mode=")):
+        if word.startswith(("hydra/sweeper=", "hydra.sweeper.metric=", "hydra.mode=")):
             raise FedpflError(f"{word}: tune sweeps by itself; leave it out")
 
 

@@ -53,7 +53,8 @@ class Options(BasicSweeperConf):
         trials: Proposals in all.
         batch: Proposals at a time, for launchers that run several.
         startup: Proposals at random, before any is given up.
-        prune: Whether a trial is given up whose validation accuracy is below the median of those
+        metric: The validation column that judges trials; empty for the score of the task.
+        prune: Whether a trial is given up whose score is below the median of those
             that ended, at the same round.
         study: Of a job, written by the sweeper.
         folder: Of a job, written by the sweeper.
@@ -63,6 +64,7 @@ class Options(BasicSweeperConf):
     trials: int = 20
     batch: int = 1
     startup: int = 5
+    metric: str = ""
     prune: bool = True
     study: str = ""
     folder: str = ""
@@ -93,6 +95,7 @@ class OptunaSweeper(Sweeper):
         trials: int,
         batch: int,
         startup: int,
+        metric: str = "",
         max_batch_size: int | None = None,
         params: Any = None,
         **keys_of_jobs: Any,
@@ -104,6 +107,7 @@ class OptunaSweeper(Sweeper):
         self._trials = trials
         self._batch = batch
         self._startup = startup
+        self._metric = metric
 
     def sweep(self, arguments: list[str]) -> Any:
         """Search as the command line's overrides say. Raises what the first failed job raised."""
@@ -131,11 +135,9 @@ class OptunaSweeper(Sweeper):
             remove_empty_folders(Path(self.config.hydra.sweep.dir))
             print_failures([job for job in returns if not _is_diverged(job)])
         search_results.append(best)
-        task = search_plan.search.task
+        value_text = search_plan.search.settings.describe_value(best.value)
         counts = ", ".join(f"{count} {outcome}" for outcome, count in best.trials.items())
-        print_notice(
-            f"best of {counts}: validation {task.describe_score(best.value)}  {' '.join(best.overrides)}"
-        )
+        print_notice(f"best of {counts}: {value_text}  {' '.join(best.overrides)}")
         return [returns]
 
     def _run_batch(
@@ -159,7 +161,8 @@ class OptunaSweeper(Sweeper):
             first_number, _ = consecutive_jobs[0]
             batch_returns += self.launcher.launch(words, initial_job_idx=first_number)  # type: ignore[union-attr]
         returns.extend(batch_returns)
-        results = [_read_result(job) for job in batch_returns]
+        metric = search_plan.search.settings.metric
+        results = [_read_result(job, metric) for job in batch_returns]
         for (_, proposal), result in zip(jobs, results, strict=True):
             trials.require_origin(Path(result.directory), search_plan.find_origin(proposal))
         return results
@@ -172,6 +175,7 @@ class OptunaSweeper(Sweeper):
         """
         from fedpfl.config import overrides
         from fedpfl.config.sweep import prepare_sweep
+        from fedpfl.record.columns import validation_column
         from fedpfl.runner import trials
         from fedpfl.runner.optuna_study import name_example, parse_distribution
         from fedpfl.runner.search import Search, SearchSettings
@@ -197,6 +201,9 @@ class OptunaSweeper(Sweeper):
         # ---- The study: the same command finds it again by its name
         find_origin = self._make_find_origin(shared_words)
         space_words = [str(word.input_line) for word in swept_words.values()]
+        metric = trials.choose_metric(plan, self._metric)
+        if metric != validation_column(plan.task):
+            space_words.append(f"hydra.sweeper.metric={metric}")
         settings = plan.settings
         name = trials.name_study(
             plan.identity, settings.seed, space_words, find_origin(example_words)
@@ -214,6 +221,7 @@ class OptunaSweeper(Sweeper):
                 warmup=settings.rounds // 3,
                 seed=settings.seed,
                 task=plan.task,
+                metric=metric,
             ),
         )
         if settings.restart:
@@ -310,7 +318,7 @@ def _is_diverged(job: JobReturn) -> bool:
     return job.status == JobStatus.FAILED and isinstance(job._return_value, Diverged)
 
 
-def _read_result(job: JobReturn) -> "trials.TrialResult":
+def _read_result(job: JobReturn, metric: str) -> "trials.TrialResult":
     """Return what became of a trial.
 
     Raises what the job raised, but for divergence, which is a result: its values are bad.
@@ -327,4 +335,4 @@ def _read_result(job: JobReturn) -> "trials.TrialResult":
     elif job.return_value == trials.PRUNED:
         outcome = "given up"
     folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
-    return trials.read_trial_result(folder, outcome)
+    return trials.read_trial_result(folder, metric, outcome)

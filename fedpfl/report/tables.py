@@ -16,7 +16,7 @@ import pandas as pd
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
-from fedpfl.record.columns import ATTACK_OPTION, METRICS, Metric, validation_column
+from fedpfl.record.columns import ATTACK_OPTION, METRICS, Metric, column_names, validation_column
 from fedpfl.report.grouping import (
     Group,
     common_task,
@@ -209,7 +209,8 @@ def accuracy_table(
     Args:
         runs: the runs.
         select: `last` judges the last evaluation of a run; `validation` the one of highest
-            validation accuracy; `best-checkpoint` the one of highest accuracy, which looks at test
+            validation accuracy, or of the best value in a validation column that it names;
+            `best-checkpoint` the one of highest accuracy, which looks at test
             data and exists to match the published rule.
         every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds
             only (published: 100).
@@ -223,7 +224,7 @@ def accuracy_table(
         FedpflError: the selection or a column is unknown, or runs are of several tasks.
     """
     # ---- Step 1: a record per configuration.
-    if select not in SELECTIONS:
+    if select not in (*SELECTIONS, *column_names("validation")):
         raise FedpflError(f"no such selection: {choices_text(SELECTIONS, select)}")
     shown_groups = groups(runs)
     task = common_task(shown_groups)
@@ -368,8 +369,8 @@ def judged_rows(
         if select == "best-checkpoint":
             rows = rows[rows["round"] % every == 0]
             best_row = best_round(rows, by)
-        elif select == "validation":
-            best_row = best_round(rows, validation_column(group.task))
+        elif validation := _selecting_column(select, group.task):
+            best_row = best_round(rows, validation)
             # A mean over some seeds alone would not be the configuration's.
             if best_row.empty:
                 return {}
@@ -378,6 +379,20 @@ def judged_rows(
         if len(rows):
             judged[run] = rows.iloc[-1] if best_row.empty else best_row
     return judged
+
+
+def _selecting_column(select: str, task: Task) -> str:
+    """Return the validation column that chooses rounds, "" where another rule does."""
+    if select == "validation":
+        return validation_column(task)
+    return select if select in column_names("validation") else ""
+
+
+def describe_validation(select: str, task: Task) -> str:
+    """Name the validation score that chooses rounds, in a sentence."""
+    if select == "validation":
+        return f"validation {task.score_word}"
+    return f"{select} ({METRICS[select].label.removesuffix(' (%)')})"
 
 
 def best_round(rows: pd.DataFrame, by: str) -> pd.Series:
@@ -489,7 +504,7 @@ def _empty_notes(judged: Mapping[Group, JudgedRows], select: str, by: str) -> li
 
 def _lacks_validation(group: Group, rows: JudgedRows, select: str) -> bool:
     is_evaluated = any(run.is_evaluated for run in group.reported_runs)
-    return select == "validation" and is_evaluated and not rows
+    return bool(_selecting_column(select, group.task)) and is_evaluated and not rows
 
 
 def _accuracy_notes(judged: Mapping[Group, JudgedRows], select: str, every: int) -> tuple[str, ...]:
@@ -578,8 +593,8 @@ def _make_caption(judged: Mapping[Group, JudgedRows], select: str, every: int) -
         evaluation = "the best evaluation"
         if every > 1:
             evaluation += f" after a multiple of {every} rounds"
-    elif select == "validation":
-        evaluation = f"the first evaluation of the best validation {task.score_word}"
+    elif select != "last":
+        evaluation = f"the first evaluation of the best {describe_validation(select, task)}"
     has_one_setting = len({group.setting for group in judged}) == 1
     seeds = {}
     for group, rows in judged.items():

@@ -19,6 +19,7 @@ from typing import Any
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task
+from fedpfl.record.columns import METRICS, validation_column
 from fedpfl.record.eta import format_duration
 from fedpfl.runner.optuna_study import import_optuna, open_storage
 from fedpfl.runner.trials import TrialResult
@@ -60,6 +61,7 @@ class SearchSettings:
         warmup: rounds before which no trial is pruned.
         seed: of the proposals.
         task: of the score.
+        metric: the validation column that judges trials.
     """
 
     trials: int
@@ -68,6 +70,18 @@ class SearchSettings:
     warmup: int
     seed: int
     task: Task = CLASSIFICATION
+    metric: str = validation_column()
+
+    @property
+    def is_higher_better(self) -> bool:
+        """Tell if larger values of the metric are better."""
+        return METRICS[self.metric].best == "max"
+
+    def describe_value(self, value: float) -> str:
+        """Write a trial's value as terminals show it, with a name."""
+        if self.metric == validation_column(self.task):
+            return f"validation {self.task.describe_score(value)}"
+        return f"{self.metric} {value:.4g} {METRICS[self.metric].unit}".rstrip()
 
 
 class Search:
@@ -92,7 +106,7 @@ class Search:
         self._folder = folder.resolve()
         self._name = name
         self._space = space
-        self._settings = settings
+        self.settings = settings
         self._first_proposal: dict[str, Any] = {}
         for key, value in configured_values.items():
             matching_value = _match_value(space[key], value)
@@ -100,22 +114,17 @@ class Search:
                 self._first_proposal[key] = matching_value
         self.study = self._open_study()
 
-    @property
-    def task(self) -> Task:
-        """Return the task of the score."""
-        return self._settings.task
-
     def _open_study(self) -> Any:
         study = import_optuna().create_study(
             storage=open_storage(self._folder),
             study_name=self._name,
-            direction="maximize" if self._settings.task.is_higher_better else "minimize",
+            direction="maximize" if self.settings.is_higher_better else "minimize",
             load_if_exists=True,
         )
         # Jobs read these from the study, in processes of their own.
-        study.set_user_attr("startup", self._settings.startup)
-        study.set_user_attr("warmup", self._settings.warmup)
-        study.set_user_attr("task", self._settings.task.name)
+        study.set_user_attr("startup", self.settings.startup)
+        study.set_user_attr("warmup", self.settings.warmup)
+        study.set_user_attr("metric", self.settings.metric)
         return study
 
     def forget(self) -> None:
@@ -154,11 +163,11 @@ class Search:
                 words = self.to_overrides(trial.params)
                 result = results[words]
                 self._store_result(trial, result)
-                outcome = result.lost or f"validation {self.task.describe_score(result.value or 0)}"
+                outcome = result.lost or self.settings.describe_value(result.value or 0)
                 ended_count = len(self._ended_trials())
-                left_count = self._settings.trials - ended_count
+                left_count = self.settings.trials - ended_count
                 eta = f", ETA {format_duration(left_count * seconds_of_trial)}"
-                progress = f"{ended_count}/{self._settings.trials}{eta if left_count else ''}"
+                progress = f"{ended_count}/{self.settings.trials}{eta if left_count else ''}"
                 tell(f"trial {progress}  {' '.join(words)}: {outcome}")
         return self._find_best()
 
@@ -175,7 +184,7 @@ class Search:
             return
         if not self.study.trials[trial.number].intermediate_values:
             # It diverged before it was judged.
-            stored.report(0.0 if self.task.is_higher_better else math.inf, 0)
+            stored.report(0.0 if self.settings.is_higher_better else math.inf, 0)
         self.study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
 
     def _ended_trials(self) -> list[Any]:
@@ -195,7 +204,7 @@ class Search:
         count = len(batch) + len(self._ended_trials())
         # A batch that was broken off while it was told is not filled up: its proposals would know
         # more than they may.
-        while count < self._settings.trials and (not batch or count % self._settings.batch):
+        while count < self.settings.trials and (not batch or count % self.settings.batch):
             self.study.sampler = self._make_sampler(count)
             is_waiting = bool(self.study.get_trials(states=(states.WAITING,)))
             if count == 0 and self._first_proposal and not is_waiting:
@@ -207,10 +216,10 @@ class Search:
 
     def _make_sampler(self, position: int) -> Any:
         """Return a sampler seeded by the search's seed and the proposal's number."""
-        key = f"{self._settings.seed} {position}"
+        key = f"{self.settings.seed} {position}"
         digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
         return import_optuna().samplers.TPESampler(
-            seed=int.from_bytes(digest), n_startup_trials=self._settings.startup
+            seed=int.from_bytes(digest), n_startup_trials=self.settings.startup
         )
 
     def to_overrides(self, params: Mapping[str, Any]) -> tuple[str, ...]:
@@ -226,13 +235,13 @@ class Search:
     def _find_best(self) -> SearchResult:
         """Return the first of the best trials. Raises FedpflError if none finished."""
         # An earlier search may have been longer.
-        trials = self._ended_trials()[: self._settings.trials]
+        trials = self._ended_trials()[: self.settings.trials]
         complete = import_optuna().trial.TrialState.COMPLETE
         complete_trials = [trial for trial in trials if trial.state == complete]
         if not complete_trials:
             raise FedpflError(f"none of {len(trials)} trials finished; look at their run.log")
 
-        sign = 1 if self._settings.task.is_higher_better else -1
+        sign = 1 if self.settings.is_higher_better else -1
         best = max(complete_trials, key=lambda trial: (sign * trial.value, -trial.number))
         # Equal proposals are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
@@ -245,7 +254,7 @@ class Search:
             },
             rounds=sum(rounds.values()),
             space=self._space,
-            task=self._settings.task,
+            task=self.settings.task,
         )
 
 

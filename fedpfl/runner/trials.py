@@ -14,9 +14,8 @@ import torch
 
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import build_run
-from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import CLASSIFICATION, TASKS, Task
-from fedpfl.record.columns import task_of_columns, validation_column
+from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.record.columns import METRICS, round_columns, validation_column
 from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
 from fedpfl.runner.faults import TrialPruned
@@ -76,12 +75,32 @@ def name_study(identity: str, seed: int, space_words: Sequence[str], origin: Tri
 # ---- Results of trials
 
 
+def choose_metric(plan: Plan, name: str) -> str:
+    """Return the validation column that judges trials of a plan. Raises FedpflError.
+
+    Args:
+        plan: of a trial.
+        name: of the column; "" for the score of the task.
+    """
+    columns = round_columns(validation=True, options=plan.settings.metrics, task=plan.task)
+    choices = []
+    for column in columns:
+        if METRICS[column].scope == "validation" and METRICS[column].best:
+            choices.append(column)
+    metric = name or validation_column(plan.task)
+    if metric not in choices:
+        raise FedpflError(f"metric: {choices_text(choices, metric)}")
+    if METRICS[metric].fine_tuned and not plan.eval.finetune_epochs:
+        raise FedpflError(f"metric={metric} needs fine-tuning; set eval.finetune_epochs=5")
+    return metric
+
+
 @dataclass(frozen=True)
 class TrialResult:
     """Hold the result of a trial.
 
     Attributes:
-        value: its validation score, None if `lost` gives a reason.
+        value: its best validation score, None if `lost` gives a reason.
         rounds: that it played.
         directory: of its run.
         lost: why it has no validation score.
@@ -93,22 +112,24 @@ class TrialResult:
     lost: Outcome = ""
 
 
-def read_trial_result(folder: Path, lost: Outcome = "") -> TrialResult:
+def read_trial_result(
+    folder: Path, metric: str = validation_column(), lost: Outcome = ""
+) -> TrialResult:
     """Read from a trial's directory its validation score, and no other measure.
 
     Args:
         folder: the run directory.
+        metric: the column that judges it.
         lost: why the trial has no validation score, as far as its job knows.
 
     Raises:
         FedpflError: where no sample was held out.
     """
     rows: list[dict[str, float | None]] = []
-    task = CLASSIFICATION
     # A run that is lost may have diverged in the first round.
     if (folder / "rounds.csv").is_file() or not lost:
-        task, rows = _read_evaluations(folder)
-    values = _list_scores(rows, task)
+        rows = _read_evaluations(folder, metric)
+    values = _list_scores(rows, metric)
     if not lost and not values and _is_untrained(folder):
         lost = "untrained"
     if not lost and not values:
@@ -117,21 +138,17 @@ def read_trial_result(folder: Path, lost: Outcome = "") -> TrialResult:
             "samples"
         )
     return TrialResult(
-        value=None if lost else _find_best_score(values, task),
+        value=None if lost else _find_best_score(values, metric),
         rounds=int(rows[-1]["round"] or 0) if rows else 0,
         directory=str(folder),
         lost=lost,
     )
 
 
-def _read_evaluations(folder: Path) -> tuple[Task, list[dict[str, float | None]]]:
-    """Return a run's task, and rounds and validation scores of rounds.csv.
-
-    The rest is not even read.
-    """
+def _read_evaluations(folder: Path, metric: str) -> list[dict[str, float | None]]:
+    """Return rounds and validation scores of rounds.csv; the rest is not even read."""
     text = (folder / "rounds.csv").read_text(encoding="utf-8")
-    task = task_of_columns(text.partition("\n")[0].split(","))
-    return task, read_rows(text, only=("round", validation_column(task)))
+    return read_rows(text, only=("round", metric))
 
 
 def _is_untrained(folder: Path) -> bool:
@@ -140,15 +157,15 @@ def _is_untrained(folder: Path) -> bool:
     return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
 
 
-def _list_scores(rows: Sequence[Mapping[str, Any]], task: Task) -> list[float]:
-    """Return the validation scores in rows of rounds.csv."""
-    values = [row.get(validation_column(task)) for row in rows]
+def _list_scores(rows: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
+    """Return the scores in rows of rounds.csv."""
+    values = [row.get(metric) for row in rows]
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _find_best_score(values: Sequence[float], task: Task) -> float | None:
+def _find_best_score(values: Sequence[float], metric: str) -> float | None:
     """Return the best of some scores, None without any."""
-    return (max if task.is_higher_better else min)(values, default=None)
+    return (max if METRICS[metric].best == "max" else min)(values, default=None)
 
 
 # ---- Whether to give a trial up
@@ -181,19 +198,18 @@ class SearchTrial:
         stored = study.trials[number]
         self._trial = optuna.trial.Trial(study, stored._trial_id)
         self._told_rounds = {*stored.intermediate_values}
-        self._task = TASKS[study.user_attrs.get("task", CLASSIFICATION.name)]
-        self._best_score = _find_best_score([*stored.intermediate_values.values()], self._task)
+        self._metric = study.user_attrs["metric"]
+        self._scores = [*stored.intermediate_values.values()]
 
     def judge(self, round_number: int, row: Mapping[str, Any]) -> None:
         """Report an evaluated row. Raises TrialPruned if the search gives the trial up."""
-        score = row.get(validation_column(self._task))
-        if score is None or not math.isfinite(score):
+        scores = _list_scores([row], self._metric)
+        if not scores:
             return
-        if self._task.is_better(score, self._best_score):
-            self._best_score = score
+        self._scores += scores
         # Optuna refuses a second report of a round.
         if round_number not in self._told_rounds:
-            self._trial.report(self._best_score, round_number)
+            self._trial.report(_find_best_score(self._scores, self._metric), round_number)
         self._require_promising()
 
     def replay(self, folder: Path, is_finished: bool) -> None:
@@ -206,12 +222,12 @@ class SearchTrial:
             is_finished: whether the run is finished; its last round is not judged.
         """
         if (folder / "rounds.csv").is_file():
-            _, rows = _read_evaluations(folder)
+            rows = _read_evaluations(folder, self._metric)
             # A run is never given up at its end, so its last evaluation is not reported.
             for row in rows[:-1] if is_finished else rows:
                 self.judge(int(row["round"] or 0), row)
         self._require_promising()
 
     def _require_promising(self) -> None:
-        if self._best_score is not None and self._trial.should_prune():
+        if self._scores and self._trial.should_prune():
             raise TrialPruned("given up")

@@ -15,11 +15,11 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.tasks import Task
 from fedpfl.ground.terminal import print_notice
-from fedpfl.record.columns import METRICS
+from fedpfl.record.columns import METRICS, column_names, validation_column
 from fedpfl.report import load, reading
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.table import Column, Table
-from fedpfl.report.tables import accuracy_table
+from fedpfl.report.tables import accuracy_table, describe_validation
 from fedpfl.runner import resume
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.optuna_study import parse_example
@@ -30,6 +30,7 @@ from fedpfl.runner.spaces import (
     make_search_space,
     override_key,
 )
+from fedpfl.runner.trials import choose_metric
 
 
 def _judged_columns(task: Task) -> dict[str, Column]:
@@ -54,6 +55,7 @@ class TuningRequest(NamedTuple):
         seeds: fresh ones that each method's chosen values are run with.
         folder: where runs and tables are written.
         shared_words: words of the command line that all methods have.
+        metric: the validation column that chooses; "" for the score of the task.
     """
 
     methods: list[str]
@@ -61,6 +63,17 @@ class TuningRequest(NamedTuple):
     seeds: int
     folder: Path
     shared_words: list[str]
+    metric: str = ""
+
+    @property
+    def select(self) -> str:
+        """Return how final runs' rounds are chosen, as in `accuracy_table`."""
+        return self.metric or "validation"
+
+    @property
+    def has_finetuned_metric(self) -> bool:
+        """Return True if trials are judged after fine-tuning."""
+        return self.metric in column_names("validation", fine_tuned=True)
 
 
 class TunedMethod(NamedTuple):
@@ -88,14 +101,16 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     tuned_methods = search_methods(request, run_command)
     task = search_results[-1].task
     columns = _judged_columns(task)
-    side = "below" if task.is_higher_better else "above"
+    metric = METRICS[request.metric or validation_column(task)]
+    metric_text = request.metric or f"validation {task.score_word}"
+    side = "below" if metric.best == "max" else "above"
     notes = [
-        f"Rounds: played by all trials together. A trial {side} the others' median validation "
-        f"{task.score_word} is given up."
+        f"Rounds: played by all trials together. A trial {side} the others' median {metric_text} "
+        "is given up."
     ]
     rows = []
     for record, final_runs in tuned_methods:
-        scores = _read_test_scores(final_runs, [*columns])
+        scores = _read_test_scores(final_runs, [*columns], request.select)
         rows.append({**scores, **record})
         method = record["method"]
         diverged_count = len(final_runs) - scores["seeds"]
@@ -121,21 +136,24 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
             "finished": Column("finished", "whole", "trials"),
             "given up": Column("given up", "whole", "trials"),
             "rounds": Column("rounds", "whole", "trials"),
-            "validation": Column("validation", "percent" if task.unit else "score"),
+            request.select: Column(request.select, metric.kind),
             **columns,
             "seeds": Column("seeds", "whole"),
         },
         title="Tuned on equal terms",
         frame=frame,
-        caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation "
-        f"{task.score_word}; then {pluralize(request.seeds, 'other seed')}, each at its round of "
-        f"the best validation {task.score_word}: mean (standard deviation over seeds)"
+        caption=f"{pluralize(request.trials, 'trial')} per method, chosen by "
+        f"{describe_validation(request.select, task)}; "
+        f"then {pluralize(request.seeds, 'other seed')}, each at its round of the best "
+        f"{metric_text}: mean (standard deviation over seeds)"
         f"{', in percent' if task.unit else ''}.",
         notes=tuple(notes),
     )
 
 
-def _read_test_scores(final_runs: Sequence[Path], columns: Sequence[str]) -> dict[str, Any]:
+def _read_test_scores(
+    final_runs: Sequence[Path], columns: Sequence[str], select: str = "validation"
+) -> dict[str, Any]:
     """Return the number of finished runs, and test scores if all are finished.
 
     Each run is judged at its best validation round.
@@ -148,7 +166,7 @@ def _read_test_scores(final_runs: Sequence[Path], columns: Sequence[str]) -> dic
     scores: dict[str, Any] = dict.fromkeys(columns)
     if "diverged" not in statuses:
         # They differ by seed alone, so the table has one row.
-        (scores,) = accuracy_table(runs, "validation", chosen=columns).frame.to_dict("records")
+        (scores,) = accuracy_table(runs, select, chosen=columns).frame.to_dict("records")
     return {**scores, "seeds": statuses.count("finished")}
 
 
@@ -159,9 +177,10 @@ def search_methods(request: TuningRequest, run_command: RunCommand) -> list[Tune
     searches = {}
     for method, user_words in method_words.items():
         space_words = make_search_space(method, user_words)
-        cfg = check_words(method, [*user_words, *space_words])
-        # Fine-tuned columns choose nothing.
-        search_words = [f"method={method}", *user_words, *space_words, "eval.finetune_epochs=0"]
+        cfg = check_words(method, [*user_words, *space_words], request.metric)
+        search_words = [f"method={method}", *user_words, *space_words]
+        if not request.has_finetuned_metric:  # fine-tuned columns choose nothing
+            search_words.append("eval.finetune_epochs=0")
         searches[method] = keep_within_limits(method, search_words, cfg)
     return [
         _tune_method(request, method, method_words[method], search_words, run_command)
@@ -170,13 +189,18 @@ def search_methods(request: TuningRequest, run_command: RunCommand) -> list[Tune
 
 
 def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
-    """Return each method's words of the command line, with `validation`.
+    """Return each method's words of the command line, with those that trials are judged by.
 
     A `method.mu=...` is left out for methods that lack it, if another of these has it.
     """
     shared_words = list(request.shared_words)
-    if not any(word.lstrip("+").startswith("validation=") for word in shared_words):
-        shared_words.append("validation=0.1")
+    needed_values = {"validation": "0.1"}
+    if request.has_finetuned_metric:
+        needed_values["eval.finetune_every"] = "${eval.every}"
+    given_keys = {override_key(word).lstrip("+") for word in shared_words}
+    for key, value in needed_values.items():
+        if key not in given_keys:
+            shared_words.append(f"{key}={value}")
 
     # ---- Step 1: the keys of each method.
     keys = {}
@@ -203,8 +227,13 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
     return words_by_method
 
 
-def check_words(method: str, run_words: Sequence[str]) -> DictConfig:
+def check_words(method: str, run_words: Sequence[str], metric: str = "") -> DictConfig:
     """Check a method's words, with the first value of each swept key; return the configuration.
+
+    Args:
+        method: name of the method.
+        run_words: its words.
+        metric: as in `TuningRequest`.
 
     Raises:
         FedpflError: for a value or a space that cannot be; and what Hydra raises.
@@ -217,7 +246,7 @@ def check_words(method: str, run_words: Sequence[str]) -> DictConfig:
             word = parse_example(word)
         fixed_words.append(word)
     cfg = overrides.compose_single_run([f"method={method}", *fixed_words])
-    check_config(cfg)
+    choose_metric(check_config(cfg), metric)
     return cfg
 
 
@@ -239,6 +268,7 @@ def _tune_method(
     """
     # ---- Step 1: the search.
     search_options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={request.trials}"]
+    search_options.append(f"hydra.sweeper.metric={request.metric}")
     search_options += _sweep_dir_words(request.folder / "trials")
     run_command(search_options, search_words)
     result = search_results[-1]
@@ -267,7 +297,7 @@ def _tune_method(
         "chosen": " ".join(result.overrides),
         **result.trials,
         "rounds": result.rounds,
-        "validation": result.value,
+        request.select: result.value,
         "at_end": " ".join(find_edge_values(result.overrides, result.space)),
         "command": shlex.join(["python", "-m", "fedpfl.train", "-m", *run_words, seeds_word]),
     }

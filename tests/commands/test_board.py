@@ -14,6 +14,7 @@ from fedpfl import board, tune
 from fedpfl.config import overrides
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
+from fedpfl.report.tables import best_round
 from fedpfl.runner.search import SearchResult, search_results
 from tests.command import format_override
 from tests.conftest import ROOT, keep_quick, read_cases
@@ -60,6 +61,34 @@ def made(tmp_path_factory):
     """Two methods in one setting."""
     folder = tmp_path_factory.mktemp("board")
     return boarded(folder, ("fedavg", "fedper"), ("skewed",), skip_search)
+
+
+def test_a_board_may_be_judged_after_fine_tuning(tmp_path):
+    searches = []
+
+    def play(options, words, **more):
+        searches.append([*options, *words])
+        return skip_search(options, words, **more)
+
+    suite = {**SUITE, "settings": {"skewed": SKEWED}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(suite))
+    words = "method=fedavg", "seed=44", "metric=val_ft_accuracy", "trials=1", "seeds=1", "rounds=3"
+    with mock.patch.object(board, "run_or_exit", play):
+        assert call(tmp_path, *words) == 0
+    assert "hydra.sweeper.metric=val_ft_accuracy" in searches[0]
+    assert "eval.finetune_epochs=0" not in searches[0]
+    frame = pd.read_csv(tmp_path / "out" / "board.csv", dtype={"identity": str})
+    (run,) = runs(tmp_path / "out" / "skewed" / "final")
+    best = best_round(run.rounds, "val_ft_accuracy")
+    assert best["round"] != best_round(run.rounds, "val_accuracy")["round"]
+    assert frame["ft_accuracy"].item() == pytest.approx(best["ft_accuracy"])
+    assert frame["accuracy"].item() == pytest.approx(best["accuracy"])
+    assert "round of the best val" in (tmp_path / "out" / "board.md").read_text()
+    assert (
+        "round of the best val_ft_accuracy (mean validation"
+        in (tmp_path / "out" / "board.html").read_text()
+    )
+    assert call(tmp_path, "verify", frame["identity"].item(), *words[1:]) == 0
 
 
 @pytest.mark.full
@@ -223,6 +252,7 @@ def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, cap
 def test_mistakes_are_one_line(made, capsys):
     for words, told in read_cases("""
         verify zzz => no rows begin with 'zzz'
+        metric=accuracy method=fedavg => fedpfl: metric: one of val_accuracy, 
         roundz=3 method=fedavg => fedpfl: roundz is not a key here
         rounds=interval(0,1) => fedpfl: rounds must be a whole number, got 0.0
     """):

@@ -210,10 +210,10 @@ def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives
 def test_a_search_for_errors_finds_the_least(tmp_path):
     header = "round,rmse,rmse_worst10,val_rmse,val_rmse_worst10\n"
     (tmp_path / "rounds.csv").write_text(f"{header}1,1,1,3.5,4\n2,1,1,2.5,4\n3,1,1,2.75,4\n")
-    assert trials.read_trial_result(tmp_path).value == 2.5
+    assert trials.read_trial_result(tmp_path, "val_rmse").value == 2.5
     pytest.importorskip("optuna")
     (word,) = OverridesParser.create().parse_overrides(["local.lr=interval(0.001,0.1)"])
-    settings = SearchSettings(6, 2, startup=2, warmup=0, seed=0, task=REGRESSION)
+    settings = SearchSettings(6, 2, 2, warmup=0, seed=0, task=REGRESSION, metric="val_rmse")
     space = {"local.lr": parse_distribution(word)}
     search = Search(tmp_path, "study", space, {}, settings)
 

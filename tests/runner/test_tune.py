@@ -21,7 +21,14 @@ from fedpfl.runner import spaces, trials, tuning
 from fedpfl.runner.faults import TrialPruned
 from fedpfl.runner.optuna_study import parse_distribution
 from fedpfl.runner.search import Search, SearchResult, SearchSettings
-from tests.command import TINY_TASK, call_main, compose_once, format_override, rewrite_summary
+from tests.command import (
+    TINY_TASK,
+    call_main,
+    compose_once,
+    format_override,
+    keep_last_words,
+    rewrite_summary,
+)
 from tests.conftest import keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
@@ -189,12 +196,34 @@ def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
     (tmp_path / "rounds.csv").write_text(text)
     assert trials.read_trial_result(tmp_path) == trials.TrialResult(50.5, 3, str(tmp_path))
-    lost = trials.read_trial_result(tmp_path, "given up")
+    lost = trials.read_trial_result(tmp_path, lost="given up")
     assert (lost.value, lost.lost) == (None, "given up")
     for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
         (tmp_path / "rounds.csv").write_text(text)
         with pytest.raises(FedpflError, match=r"set validation=0\.1"):
             trials.read_trial_result(tmp_path)
+
+
+def test_the_metric_that_is_asked_for_is_the_only_column_read(tmp_path):
+    """Its better end decides; another column of the same row does not."""
+    better = {"val_ft_accuracy": (40.0, 60.0), "val_loss": (3.0, 1.0)}
+    for metric, (worse, best) in better.items():
+        folder = tmp_path / metric
+        folder.mkdir()
+        text = f"round,val_accuracy,{metric}\n1,poison,{worse}\n2,poison,\n3,poison,{best}\n"
+        (folder / "rounds.csv").write_text(text)
+        assert trials.read_trial_result(folder, metric).value == best
+        settings = SearchSettings(3, 1, startup=1, warmup=0, seed=3, metric=metric)
+        own = Search(folder, "study", distributions(*WORDS), FIRST, settings)
+        own.study.ask(own._space)
+        trial = trials.SearchTrial({"study": "study", "folder": folder, "prune": False}, 0)
+        trial.replay(folder, is_finished=False)
+        trial.judge(4, {"val_accuracy": 99.0, "val_loss": 2.0, "val_ft_accuracy": 50.0})
+        assert own.study.trials[0].intermediate_values == {1: worse, 3: best, 4: best}
+        lines = []
+        found = own.run(playing([worse, best, worse].__getitem__), lines.append)
+        assert found.value == best
+        assert f": {metric} {best:.4g}" in lines[1]
 
 
 def is_given_up(ask, *given):
@@ -253,11 +282,11 @@ def data(tmp_path_factory):
     return folder
 
 
-def tuned(folder, *words):
-    argv = [format_override("dataset.path", folder / "mine.npz"), *words]
+def tuned(folder, *words, out=None):
+    path = format_override("dataset.path", folder / "mine.npz")
     more = "dataset=npz partition=iid model=mlp model.hidden=[8] clients=6 rounds=3"
     more += " participation=1 local.epochs=2 local.batch_size=4 eval.every=1"
-    return run(folder / "tuned", *argv, *more.split())
+    return run(out or folder / "tuned", *keep_last_words(path, *more.split(), *words))
 
 
 def run(folder, *words):
@@ -285,6 +314,33 @@ def test_what_is_found_is_run_with_fresh_seeds_and_judged_at_its_best_validation
     best = best_round(pd.read_csv(path), "val_accuracy")
     assert row["accuracy"] == pytest.approx(best["accuracy"])
     assert row["rounds"] <= 9
+
+
+def test_the_metric_decides_which_trial_wins(data, tmp_path):
+    """Of two rates one is better before fine-tuning and one after."""
+    words = "method=fedavg trials=5 seeds=1 validation=0.2 eval.finetune_epochs=2"
+    words += " partition=dirichlet partition.alpha=0.3 partition.min_samples=4"
+    words += " local.lr=choice(0.3,1.0)"
+    chosen = {}
+    for metric in ("val_accuracy", "val_ft_accuracy"):
+        folder = tmp_path / metric
+        code, text = tuned(data, *words.split(), f"metric={metric}", out=folder)
+        assert code == 0, text
+        (row,) = pd.read_csv(folder / "tuned.csv").to_dict("records")
+        chosen[metric] = row["chosen"]
+        told = " ".join(text.split())
+        assert f"chosen by {metric} (mean validation accuracy over clients" in told
+        assert f"median {metric} is given up" in told
+        found = [pd.read_csv(path) for path in (folder / "trials").rglob("rounds.csv")]
+        assert len(found) == 2
+        assert all(rounds[metric].notna().all() for rounds in found), "each evaluation judges"
+        assert row[metric] == pytest.approx(max(rounds[metric].max() for rounds in found))
+        (path,) = (folder / "final").rglob("rounds.csv")
+        final = pd.read_csv(path)
+        assert row["ft_accuracy"] == pytest.approx(
+            best_round(final, metric)["ft_accuracy"], nan_ok=True
+        )
+    assert chosen == {"val_accuracy": "local.lr=1.0", "val_ft_accuracy": "local.lr=0.3"}
 
 
 @pytest.mark.full
@@ -330,6 +386,8 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
 
 
 REFUSALS = """
+method=fedavg metric=accuracy | metric: one of val_accuracy, val_accuracy_pooled, 
+method=fedavg metric=val_ft_accuracy | metric=val_ft_accuracy needs fine-tuning; set eval.finetune_epochs=5
 method=fedavg eval.finetune_epochs=0x10 | eval.finetune_epochs must be a whole number
 method=fedavg tune=range(1,3) | tune is not a key here; known keys: 
 method=fedavg,fedprox method.mx=choice(1,2) | method.mx is not a key here; known keys of method=fedavg
@@ -342,7 +400,7 @@ method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.b
 """
 
 
-@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(REFUSALS, " | "), 4))
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(REFUSALS, " | "), 5))
 def test_bad_input_is_one_line(words, message, tmp_path):
     code, text = run(tmp_path / "tuned", *words.split())
     assert code == 2
