@@ -128,3 +128,12 @@ def test_a_finished_search_is_not_run_again_and_a_forgotten_one_takes_its_runs(f
     assert code == 0, after
     assert (values(after), chosen(after)) == (values(searched), chosen(searched))
     assert {path: path.stat().st_mtime for path in folder.rglob("rounds.csv")} == runs_before
+
+
+def test_a_metric_that_is_asked_for_has_a_search_of_its_own(folder, searched):
+    """Validation accuracy is the default, which its name changes nothing of."""
+    code, same = search(folder, "hydra.sweeper.metric=val_accuracy")
+    assert (code, values(same), chosen(same)) == (0, [], chosen(searched))
+    code, other = search(folder, "hydra.sweeper.metric=val_loss")
+    assert (code, len(values(other))) == (0, 2)
+    assert all(": val_loss 0." in value or ": val_loss 1." in value for value in values(other))
