@@ -132,7 +132,9 @@ def test_a_finished_search_is_not_run_again_and_a_forgotten_one_takes_its_runs(f
 
 def test_a_metric_that_is_asked_for_has_a_search_of_its_own(folder, searched):
     """Validation accuracy is the default, which its name changes nothing of."""
-    code, same = search(folder, "hydra.sweeper.metric=val_accuracy")
+    with mock.patch.object(trials, "name_study", wraps=trials.name_study) as name_study:
+        code, same = search(folder, "hydra.sweeper.metric=val_accuracy")
+    assert name_study.call_args.args[2] == ["local.lr=choice(0.01,0.1)"], "the name of before"
     assert (code, values(same), chosen(same)) == (0, [], chosen(searched))
     code, other = search(folder, "hydra.sweeper.metric=val_loss")
     assert (code, len(values(other))) == (0, 2)
