@@ -15,7 +15,7 @@ import torch
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.record.columns import METRICS, round_columns, validation_column
+from fedpfl.record.columns import METRICS, column_names, round_columns, validation_column
 from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
 from fedpfl.runner.faults import TrialPruned
@@ -83,10 +83,8 @@ def choose_metric(plan: Plan, name: str) -> str:
         name: of the column; "" for the score of the task.
     """
     columns = round_columns(validation=True, options=plan.settings.metrics, task=plan.task)
-    choices = []
-    for column in columns:
-        if METRICS[column].scope == "validation" and METRICS[column].best:
-            choices.append(column)
+    # A deviation over clients has no better end.
+    choices = [key for key in column_names("validation") if key in columns and METRICS[key].best]
     metric = name or validation_column(plan.task)
     if metric not in choices:
         raise FedpflError(f"metric: {choices_text(choices, metric)}")
