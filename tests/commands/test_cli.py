@@ -43,7 +43,7 @@ BAD = r"""
 foo=1 => foo is not a key
 local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
 # unknown choices
-method=xyz => method must be one of apfl, apple, cfl, ditto,
+method=xyz => method must be one of apfl, apple, centralized, cfl,
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant
 alpha=0.5 => alpha is not a key here; did you mean partition.alpha?
@@ -406,7 +406,7 @@ def test_a_failing_job_does_not_stop_the_others(run_sweep: Any, tmp_path: Path) 
     assert result.code == 2, result
     assert sorted(re.findall(r"sweep: (\d)/4 done", result.err)) == ["1", "2", "3", "4"]
     assert "method.mu is not a key here; known keys: statistics" in result.err
-    assert "clients must be at most the number of samples, 1797, got 5000" in result.err
+    assert "need 120000 samples, the data set has 1797" in result.err
     assert "Traceback" not in result.err
     assert seeds(tmp_path) == {"fedprox": ["seed42"]}
     assert len(list(tmp_path.rglob("seed*"))) == 1
@@ -414,7 +414,11 @@ def test_a_failing_job_does_not_stop_the_others(run_sweep: Any, tmp_path: Path) 
     told = result.err.splitlines()[-4:]
     again = "the same command skips what is finished and tries these again"
     assert told[0] == f"fedpfl: 3 of 4 jobs failed; {again}"
-    (line,) = (line for line in told if line.endswith("got 5000 (nothing was written)"))
+    (line,) = (
+        line
+        for line in told
+        if "need 120000 samples" in line and line.endswith("(nothing was written)")
+    )
     assert "clients=5000" in line
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.func import functional_call, grad
 
 from fedpfl.engine import (
+    FineTuning,
     Local,
     RoundSetup,
     SamplingRehearsal,
@@ -510,7 +511,8 @@ def test_plans_have_the_steps_of_all_phases():
     per_epoch = [size // 8 + (size % 8 > 1) for size in TRAIN]
     assert [sum(steps.number for steps in own) for own in planned] == [3 * n for n in per_epoch]
     assert planned[0][0].rate == 8 / 40
-    tuned = rehearsal.plan_tuning(dataclasses.replace(SAMPLED, epochs=1), "head")
+    once = dataclasses.replace(SAMPLED, epochs=1)
+    tuned = rehearsal.plan_tuning(lambda draws: FineTuning(once, draws, "head"))
     assert [sum(steps.number for steps in own) for own in tuned] == per_epoch
 
 

@@ -30,7 +30,7 @@ DRIFT = (
 )
 LINES = """
 shift.rotation=361 | shift.rotation must be between 0 and 360
-shift.colour=90 | shift.colour is for images in colour, but those of data set digits have 1 channels
+shift.colour=90 | shift.colour is for images, colour for three channels, and samples of data set digits are
 shift.imbalance=1e5 | leaves client
 shift=rotation shift.clusters=9 | shift.clusters must be at most clients=8, got 9
 shift=rotation shift.at=[3,2] | shift.at must be rounds in ascending order
