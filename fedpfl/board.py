@@ -200,7 +200,7 @@ def _make_request(command: BoardCommand, setting: str, method: str) -> tuning.Tu
 
 
 def _split_words(command: BoardCommand, setting: str, method: str) -> list[str]:
-    """Return the words of the suite and the user that a method takes in a setting."""
+    """Return the suite's and the user's words for a method in a setting."""
     (words,) = tuning.split_words_by_method(_make_request(command, setting, method)).values()
     return words
 
@@ -286,7 +286,7 @@ def make_board(
 
 
 def _describe_group(group: Group, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the runs of a row, with versions and a digest of all numbers but times."""
+    """Describe the runs of a row, with versions and a digest of their numbers."""
     run = group.runs[0]
     finished = sorted(group.reported_runs, key=lambda run: run.seed)
     digest = hashlib.blake2b(digest_size=8)

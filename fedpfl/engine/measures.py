@@ -66,7 +66,7 @@ def _one_against_rest_auroc(probabilities: Tensor, predicted: Tensor, y: Tensor)
 
 
 def _average_precision(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
-    """Return the average precision of class 1 of two; else the mean over classes or labels."""
+    """Return the average precision of class 1, or its mean over several classes."""
     if y.dim() == 1:
         y = y[:, None] == torch.arange(probabilities.shape[1], device=y.device)
         if y.shape[1] == 2:

@@ -198,7 +198,7 @@ def play_round(
 
 
 def _pool_samples(setup: RoundSetup, cohort: list[int]) -> RoundSetup:
-    """Give all samples to the cohort's first client, which takes the steps of the whole cohort."""
+    """Let the cohort's first client take all steps, on all clients' samples."""
     local = setup.local
     sizes = setup.federation.train_sizes[cohort]
     batches = sizes // local.batch_size + (sizes % local.batch_size > 1)

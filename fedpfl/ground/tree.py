@@ -315,7 +315,7 @@ def mark_real(tree: Tree) -> Tree:
 
 
 def stack_padded(trees: Sequence[Tree]) -> Tree:
-    """Stack trees on a new axis 0, padding the first axes of Ragged parts with zeros."""
+    """Stack trees on a new axis 0, with Ragged parts padded by zeros."""
     first = trees[0]
     if isinstance(first, Ragged):
         return combine(lambda leaves: pad_sequence(leaves, batch_first=True), trees)

@@ -8,7 +8,7 @@ from fedpfl.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Centralized(FedAvg):
-    """Train one model on the samples of all clients together, and test it at each of them.
+    """Train one model on all clients' samples, and test it at each client.
 
     A round takes as many steps as its cohort would under FedAvg, one after another, on minibatches
     of all samples. Nothing is private, and no model travels. With one client it is Local-Only.

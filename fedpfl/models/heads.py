@@ -13,7 +13,7 @@ from fedpfl.models.wiring import NORMALISATION
 
 
 def trace_layers(module: nn.Module, x: Tensor, classes: int) -> tuple[list[str], str]:
-    """Call a network, and return its layers in the order of their last calls, and the head.
+    """Call a network; return its layers by their last calls, and the head.
 
     The head is the last one, normalisation aside, if it has an output for each class; "" where it
     has not.

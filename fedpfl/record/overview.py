@@ -14,7 +14,7 @@ SHOWN_SUFFIXES = ("_pooled", "_worst10")
 
 
 def summarize_rows(rows: Sequence[Mapping[str, Any]], cohort: int | None) -> dict[str, float]:
-    """Return numbers of a run by names without dots, which all panels of W&B can use.
+    """Return numbers of a run by names without dots, for panels of W&B.
 
     last_*, best_*: percent, but for those of a regression. bits_*_per_client: mean over rounds.
     seconds_per_round: median. personal_entries: of all tensors, after the last round that counts

@@ -239,7 +239,7 @@ class Node:
         self._store.save(client, round_number, new_row)
 
     def _restrict_to_sent(self, call: Call, question: Question, sent: Tree | None) -> Call:
-        """Return a call about as much of the server's tree as the node has been told.
+        """Return a call about the part of the server's tree that was sent.
 
         The method's `download` returns the tensors that were sent. The tree has these and the
         entries that are as before round 1.

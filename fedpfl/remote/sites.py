@@ -115,7 +115,7 @@ def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
 
 
 def save_agreement(run_directory: Path, configuration: str, agreement: Agreement) -> None:
-    """Write the agreement of the sites, and the identity of the configuration that it is for."""
+    """Write the agreement of the sites, and the identity of its configuration."""
     stored = StoredAgreement(configuration=configuration, agreement=agreement)
     with files.durable_write(run_directory / AGREEMENT_FILE) as file:
         file.write(f"{stored.model_dump_json(indent=1)}\n".encode())

@@ -193,7 +193,7 @@ def _interval_text(low: float, high: float) -> str:
 
 
 def _decide(differences: Sequence[float], by: float, p: float, rows: int) -> tuple[int, str]:
-    """Judge a claim by differences over seeds; return the seeds that it lacks and the verdict."""
+    """Judge a claim by differences over seeds: the missing seeds and the verdict."""
     count = len(differences)
     if count < FEWEST_SEEDS:
         missing = FEWEST_SEEDS - count
@@ -223,7 +223,7 @@ def _command_for(group: Group, missing: int) -> str:
 
 
 def power_table(runs: Sequence[Run], metric: str = "accuracy") -> Table:
-    """Make the table of the differences that seeds can tell, a row per data set and partition.
+    """Make the table of the differences that seeds can tell, by setting.
 
     Args:
         runs: the runs.

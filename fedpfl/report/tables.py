@@ -55,7 +55,7 @@ CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
 
 INTERVAL_TEXTS = {
     "seeds": "half-width of its 95 % confidence interval (Student's t)",
-    "clients": "half-width of its 95 % confidence interval (over seeds and clients, by a bootstrap)",
+    "clients": "half-width of its 95 % confidence interval (bootstrap over seeds and clients)",
 }
 CLIENT_STATISTICS: dict[str, tuple[str, Statistic]] = {
     "accuracy": ("accuracy", mean_of_clients),
@@ -605,7 +605,7 @@ def _make_caption(judged: Mapping[Group, JudgedRows], select: str, every: int) -
 
 
 def _client_half_width(rows: JudgedRows, key: str) -> float:
-    """Return half the interval of a column over seeds and clients; nan where none is known."""
+    """Return half the interval of a column over seeds and clients, or nan."""
     column, statistic = CLIENT_STATISTICS.get(key, ("", mean_of_clients))
     values = []
     for run, row in rows.items():

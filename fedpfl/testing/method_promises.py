@@ -195,7 +195,7 @@ def ignores_padding(trial: MethodTrial) -> None:
     "what a client brings back depends neither on its cohort nor on the number of workers", STATEFUL
 )
 def clients_are_apart(trial: MethodTrial) -> None:
-    """Bit for bit on the loop backend; on the batched one backends and padding say so."""
+    """Bit for bit on the loop backend; other promises try the batched one."""
     state = trial.play_cohorts("loop")[0][1]
     together = trial.train_part(Engine("loop", workers=3), state, EVERYONE, EVERYONE)
     for client in (0, 1, 2):
@@ -210,7 +210,7 @@ def clients_are_apart(trial: MethodTrial) -> None:
     " send them, or keep them in the client's state",
 )
 def sees_what_was_sent(trial: MethodTrial) -> None:
-    """With nan in the rest of the server's state, a client's first step is the same."""
+    """A client's first step is the same with nan in what was not sent."""
     method = trial.method
     net = trial.net()
     initial, *states = trial.play_cohorts("loop")[0]

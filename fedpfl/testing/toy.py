@@ -225,7 +225,7 @@ def participate(
     settings: PlaySettings = PlaySettings(),
     clients: list[int] | None = None,
 ) -> Participation:
-    """Play the part of a cohort's clients in the next round, all or some; `state` stays as it is."""
+    """Play the next round of a cohort's clients; `state` stays as it is."""
     draws = Draws(settings.seed, "train", state.round + 1)
     call = TrainCall(method, federation, state, cohort, settings.local, draws)
     call = with_before_turn(call)
@@ -254,7 +254,7 @@ class ConstantDraws(TorchDispatchMode):
 
 
 class TurnsBackend(LoopBackend):
-    """Train clients in turns, a job each, so that memories of one's hooks meet the next one."""
+    """Train clients in turns, so that one client's memories meet the next."""
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
         """See Backend; all calls are of training, and its errors are raised."""
@@ -341,7 +341,7 @@ class MethodTrial(Trial):
     def replay_round(
         self, engine: str, t: int, norm: bool = False, cohort: list[int] | None = None
     ) -> tuple[State, Outcome]:
-        """Play round t + 1 from the state that the run on the loop backend has."""
+        """Play round t + 1 from the loop backend's state."""
         state = self.play_cohorts("loop", norm)[0][t]
         states, outcomes = self._play(engine, [cohort or COHORTS[t]], norm, state)
         return states[-1], outcomes[-1]

@@ -126,7 +126,7 @@ def memory(
 
 
 def _split_part(part: Part, options: ReadOptions) -> Part:
-    """Return a part with the labels, clients and units of its table, if it is one."""
+    """Split the labels, clients and units from a part that is a table."""
     if not part.is_table:
         return part
     return replace(split_table(part.x, part.origin, options), name=part.name)

@@ -71,7 +71,7 @@ def sites(
 def read_site(
     path: Path, options: ReadOptions, columns: Columns | None = None
 ) -> tuple[Part, Columns | None]:
-    """Read one site alone, such as the one that a node has, and the columns of a table.
+    """Read one site alone, and the columns of its table.
 
     Args:
         path: Any entry that a folder of sites may have.

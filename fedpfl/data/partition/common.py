@@ -231,7 +231,7 @@ def check_partition(
 
 
 def find_leaks(partition: Partition, keys: np.ndarray) -> np.ndarray:
-    """Find keys, one for each sample, of samples for training and for testing or validation too."""
+    """Find keys of samples that stand on both sides of a split."""
     test_samples = np.concatenate([*partition.test, *partition.validation]).astype(np.int64)
     return np.intersect1d(keys[np.concatenate(partition.train)], keys[test_samples])
 

@@ -249,7 +249,7 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
 def _check_labels(
     raw: Raw, task: Task, classes: int | None
 ) -> tuple[np.ndarray, int, tuple[str, ...]]:
-    """Return labels in the form of their task, the number of outputs, and the classes' names."""
+    """Return labels in their task's form, the number of outputs, and class names."""
     y = convert_labels(raw.y, task)
     if len(raw.x) != len(y):
         raise ValueError(f"x has {len(raw.x)} samples, and y has {len(y)}")

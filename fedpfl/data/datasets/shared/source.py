@@ -186,7 +186,7 @@ def _download_file(url: str, path: Path, md5: tuple[str, ...]) -> None:
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
-    """Raise FedpflError with both sums for a file that is missing or has a different sum."""
+    """Raise FedpflError for a file that is missing or has another sum."""
     if not path.is_file():
         raise corrupt_error(path.parent, f"{path.name} is missing")
     with path.open("rb") as file:
