@@ -104,10 +104,9 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     metric = METRICS[request.metric or validation_column(task)]
     metric_text = request.metric or f"validation {task.score_word}"
     side = "below" if metric.best == "max" else "above"
-    notes = [
-        f"Rounds: played by all trials together. A trial {side} the others' median {metric_text} "
-        "is given up."
-    ]
+    notes = ["Rounds: played by all trials together."]
+    if "hydra.sweeper.prune=false" not in map(str.lower, request.shared_words):
+        notes.append(f"A trial {side} the others' median {metric_text} is given up.")
     rows = []
     for record, final_runs in tuned_methods:
         scores = _read_test_scores(final_runs, [*columns], request.select)

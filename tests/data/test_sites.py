@@ -134,6 +134,7 @@ another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.
 an image of 16 bits | deepen_image(f) | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
 an image of two pages | write_pages(f) | {} | 1.tif cannot be read as an image: it has 2 pages
 a category that is the label | two_tables(f) | {**TABLE, "categories": ("sick",)} | dataset.categories has sick, which is no feature
+labels in words | two_tables(f) | {**TABLE, "task": "regression"} | holds 'no' in row 1, no number; labels of this task are numbers
 a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
 a cut image | cut_image(f) | {} | 1.png cannot be read as an image:
 """

@@ -118,7 +118,7 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
     if options.task is CLASSIFICATION:
         y = table[labels[0]].to_numpy()
     else:
-        y = np.stack([read_numbers(table[name], origin) for name in labels], 1)
+        y = np.stack([read_numbers(table[name], origin, is_label=True) for name in labels], 1)
     return Part(
         origin,
         table.drop(columns=[*labels, *extra_columns]),

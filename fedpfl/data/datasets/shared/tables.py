@@ -146,8 +146,8 @@ def name_features(columns: Columns) -> tuple[str, ...]:
     return tuple(features)
 
 
-def read_numbers(column: pd.Series, origin: str) -> np.ndarray:
-    """Read a column of numbers, float32.
+def read_numbers(column: pd.Series, origin: str, is_label: bool = False) -> np.ndarray:
+    """Read a column of numbers, float32: of a feature or, with `is_label`, of labels.
 
     Raises:
         FedpflError: A cell has no value, or is no number that float32 holds.
@@ -155,14 +155,14 @@ def read_numbers(column: pd.Series, origin: str) -> np.ndarray:
     origin = f"{origin}: column {column.name!r}"
     require_values(column.isna().to_numpy(), origin, "row", 1)
     if column.dtype.kind not in "biuf":
-        raise FedpflError(f"{origin} holds {_explain_text(column)}")
+        raise FedpflError(f"{origin} holds {_explain_text(column, is_label)}")
     try:
         return to_floats(column.to_numpy(np.float64))
     except ValueError as error:
         raise FedpflError(f"{origin}: {error}") from None
 
 
-def _explain_text(column: pd.Series) -> str:
+def _explain_text(column: pd.Series, is_label: bool) -> str:
     """Quote the first cell that is no number, and say the likely cause."""
     import pandas as pd
 
@@ -173,7 +173,9 @@ def _explain_text(column: pd.Series) -> str:
     quoted = f"{cell[:40]!r} in row {index + 1}, no number"
     for form, cause in CAUSES:
         if re.fullmatch(form, cell.strip()):
-            return f"{quoted}: {cause}, or leave the column out"
+            return f"{quoted}: {cause}" + ("" if is_label else ", or leave the column out")
+    if is_label:
+        return f"{quoted}; labels of this task are numbers"
     has_many_values = column.nunique() > len(column) / 2
     if has_many_values and is_text.mean() < 0.5:
         return f"{quoted}, as most cells are; correct it, or leave the column out"
