@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,18 +111,7 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     for record, final_runs in tuned_methods:
         scores = _read_test_scores(final_runs, [*columns], request.select)
         rows.append({**scores, **record})
-        method = record["method"]
-        diverged_count = len(final_runs) - scores["seeds"]
-        if diverged_count:
-            notes.append(
-                f"{method}: {diverged_count} of the final runs diverged, so its test cells stay "
-                "empty."
-            )
-        if record["at_end"]:
-            notes.append(
-                f"{method}: {record['at_end']}: at the end of what was searched; better values may "
-                "lie beyond."
-            )
+        notes += _note_limits(record, len(final_runs) - scores["seeds"])
 
     # ---- Step 2: the table, with titles for methods.
     frame = pd.DataFrame(rows)
@@ -148,6 +137,18 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
         f"{', in percent' if task.unit else ''}.",
         notes=tuple(notes),
     )
+
+
+def _note_limits(record: Mapping[str, Any], diverged_count: int) -> Iterator[str]:
+    """Yield notes on a method's diverged runs, and on values at the end of its space."""
+    method = record["method"]
+    if diverged_count:
+        yield f"{method}: {diverged_count} of the final runs diverged, so its test cells stay empty."
+    if record["at_end"]:
+        yield (
+            f"{method}: {record['at_end']}: at the end of what was searched; better values may lie "
+            "beyond."
+        )
 
 
 def _read_test_scores(
