@@ -17,6 +17,7 @@ from fedpfl.methods import FedAvg
 class Halfway(FedAvg):
     """Evaluate clients between the global model and their own last one."""
 
+    title = "Halfway"
     share: Annotated[float, Between(0, 1)] = 0.5  # of the own one
 
     def init(self, params, parts):

@@ -147,7 +147,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         names = []
         for members in rivals:
             has_several_quantiles = len(quantiles[members[0].method_name]) > 1
-            names.append(labels.method_label(members[0].config["method"], has_several_quantiles))
+            example = members[0]
+            method = example.config["method"]
+            names.append(labels.method_label(method, has_several_quantiles, example.own_title))
         labelled = zip(
             rivals, *_unique_labels(names, list(map(_list_settings, rivals))), strict=True
         )

@@ -92,12 +92,13 @@ def _flower_label(values: Values) -> str:
     return clip_text(f"Flower's {add_in_brackets(partitioner, arguments)}", 60)
 
 
-def method_label(values: Values, quantile: bool = True) -> str:
+def method_label(values: Values, quantile: bool = True, own_title: str = "") -> str:
     """Return the title with the most important settings, such as `FedOBP (q=0.9998)`.
 
     Args:
         values: the method's configuration.
         quantile: whether to name the quantile q.
+        own_title: of a plugin's method, which has no file with one.
     """
     q = values.get("q")
     settings = []
@@ -113,7 +114,7 @@ def method_label(values: Values, quantile: bool = True) -> str:
         settings.append(str(values["variant"]))
     title = METHOD_TITLES.get(
         str(values["name"]),
-        one_line(values["name"]),
+        one_line(own_title or values["name"]),
     )
     return add_in_brackets(title, settings)
 

@@ -245,7 +245,7 @@ def read_started_run(path: Path) -> Run:
             is_locked=is_locked,
             modified_at=modified_at,
             seed=int(config["seed"]),
-            method=labels.method_label(config["method"]),
+            method=labels.method_label(config["method"], own_title=str(summary.get("title") or "")),
             method_name=str(config["method"]["name"]),
             dataset=labels.dataset_label(config["dataset"]),
             dataset_name=str(config["dataset"]["name"]),

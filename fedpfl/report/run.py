@@ -261,7 +261,12 @@ class Run:
     @property
     def method_title(self) -> str:
         """Return the method's name for people, without its settings."""
-        return METHOD_TITLES.get(self.method_name, one_line(self.method_name))
+        return METHOD_TITLES.get(self.method_name, one_line(self.own_title or self.method_name))
+
+    @property
+    def own_title(self) -> str:
+        """Return the title that a plugin gives its method, or nothing."""
+        return str(self.summary.get("title") or "")
 
     @property
     def search_name(self) -> str:

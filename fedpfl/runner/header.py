@@ -54,6 +54,7 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
     optional_facts: dict[str, Any] = {
         "classes": list(federation.class_names or ()),
         "frozen": tree.size(run.net.frozen),
+        "title": run.method.title,
         "privacy": _describe_privacy(run),
         "attack": _describe_attack(run),
         "caveat": run.origin.caveat,

@@ -18,6 +18,7 @@ from fedpfl.engine.measures import PLUGIN_MEASURES
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.record.columns import METRICS
+from fedpfl.report.load import runs as load_runs
 from tests.command import TINY, format_override, read_summary, run_command
 from tests.conftest import ROOT, read_cases
 from tests.data.promises import build
@@ -54,6 +55,8 @@ def test_the_documented_file_runs_whole_with_values_of_a_folder(folder: Path) ->
     assert "wide: 479 parameters" in result.err
     kept = read_summary(folder / "run")["code"][0]
     assert kept.keys() == {"fedpfl", "method", "mine.py"}
+    (run,) = load_runs(folder / "run")
+    assert (run.method_title, run.method) == ("Halfway", "Halfway")
 
 
 def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder, capsys):

@@ -119,6 +119,9 @@ class Method(Checked):
 
     statistics: Literal["aggregate", "local"] | None = field(default=None, kw_only=True)
 
+    title: ClassVar[str] = ""
+    """Name of a plugin's method in tables; a method of the house has it in its YAML file."""
+
     own_steps: ClassVar[bool] = False
     """Whether `phases` has a `Phase.step`: the run's optimiser and schedule then have no part."""
 
