@@ -26,7 +26,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.models.shapes import sample_kind
-from fedpfl.models.traits import made_up_samples
+from fedpfl.models.traits import copy_network, made_up_samples
 from fedpfl.testing.promises import Promise, Trial, Unkept, promise_in, repeats_elsewhere
 from fedpfl.testing.toy import (
     CPU,
@@ -131,9 +131,8 @@ class NetworkTrial(Trial):
         """Return the given network, or a new one, with the values of seed 1."""
         if self._built_net is None:
             return self.build()
-        module = self._built_net.copy_module().to(CPU)
-        copy_values(_read_values(self.plain_module), module)
-        return self._built_net.with_module(module)
+        # Not of the run's module: attributes, too, may be drawn from the seed.
+        return self._built_net.with_module(copy_network(self.plain_module))
 
     @cached_property
     def federation(self) -> Federation:

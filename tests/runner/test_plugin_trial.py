@@ -234,6 +234,7 @@ def test_a_backend_that_chooses_takes_loop(plugin, tmp_path):
 
 
 COUNTED = """
+import random
 import numpy as np
 import torch
 from torch import nn
@@ -243,11 +244,12 @@ class Counted(nn.Module):
     def __init__(self, shape, classes):
         super().__init__()
         BUILDS.append(1)
+        self.scale = random.uniform(0.5, 2)  # the run's is another than that of seed 1
         self.hidden = nn.Linear(int(np.prod(shape)), 8)
         self.out = nn.Linear(8, classes)
     def forward(self, x):
         CALLS.append(1)
-        return self.out(self.hidden(x.flatten(1)).relu())
+        return self.out(self.hidden(x.flatten(1)).relu() * self.scale)
 MODELS = {"counted": Counted}
 """
 
