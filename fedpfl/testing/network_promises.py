@@ -26,7 +26,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.models.shapes import sample_kind
-from fedpfl.models.traits import copy_network, made_up_samples
+from fedpfl.models.traits import made_up_samples
 from fedpfl.testing.promises import Promise, Trial, Unkept, promise_in, repeats_elsewhere
 from fedpfl.testing.toy import (
     CPU,
@@ -84,6 +84,7 @@ class NetworkTrial(Trial):
         options: The network's own options.
         samples: How many there are.
         net: The network, if it is built already.
+        seed: That of its build.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class NetworkTrial(Trial):
         options: Mapping[str, Any] = MappingProxyType({}),
         samples: Samples = USUAL_SAMPLES,
         net: Net | None = None,
+        seed: int = 1,
     ):
+        self.seed = seed
         self.method = METHODS["fedavg"]()
         self.samples = samples
         self.clients = list(range(len(samples.train)))
@@ -105,10 +108,10 @@ class NetworkTrial(Trial):
         self._shapes = SHAPES if shape is None else [shape]
 
     def build(self) -> Net:
-        """Return the network of seed 1. Raises FedpflError."""
-        return self._build(self.shape, self.samples.classes, 1)
+        """Return the network, built anew. Raises FedpflError."""
+        return self._build(self.shape, self.samples.classes, self.seed)
 
-    def make_plain_module(self, seed: int = 1) -> nn.Module:
+    def make_plain_module(self, seed: int) -> nn.Module:
         """Return the module for plain PyTorch, from a separate build."""
         return self._make(self.shape, self.samples.classes, seed)
 
@@ -124,15 +127,17 @@ class NetworkTrial(Trial):
     @cached_property
     def plain_module(self) -> nn.Module:
         """Return one module for plain PyTorch."""
-        return self.make_plain_module()
+        return self.make_plain_module(self.seed)
 
     @cached_property
     def net(self) -> Net:
-        """Return the given network, or a new one, with the values of seed 1."""
+        """Return the given network, or a new one, with the values that its seed gives."""
         if self._built_net is None:
             return self.build()
-        # Not of the run's module: attributes, too, may be drawn from the seed.
-        return self._built_net.with_module(copy_network(self.plain_module))
+        # Attributes stay as they are: they, too, may be drawn from the seed.
+        module = self._built_net.copy_module().to(CPU)
+        copy_values(_read_values(self.plain_module), module)
+        return self._built_net.with_module(module)
 
     @cached_property
     def federation(self) -> Federation:

@@ -195,6 +195,7 @@ def _make_trial(subject: Subject, net: Net | None) -> Trial:
             options=own_options,
             samples=subject.samples,
             net=net,
+            seed=config["seed"],
         )
     if subject.kind == "dataset":
         return _make_dataset_trial(config)
