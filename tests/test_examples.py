@@ -25,7 +25,7 @@ PROMISED = {
     "your_data": "fedavg_ft",
 }
 PATHS = sorted(EXAMPLES.glob("*.py"))
-QUICK = {"hospitals", "own_method"}
+QUICK = {"hospitals"}
 FEWER = {r"(rounds=|\"rounds\": )\d+": r"\g<1>2", r"(trials|seeds)=\d": r"\1=1"}
 
 

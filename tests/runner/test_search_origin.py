@@ -11,6 +11,7 @@ import pytest
 
 from fedpfl.runner import trials
 from tests.command import keep_last_words, run_command
+from tests.conftest import keep_quick
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("migrations_read_once")
@@ -99,7 +100,7 @@ CHANGES = {
 """What changes: samples, or a file that a plugin imports."""
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", keep_quick(CHANGES))
 def test_what_changes_while_a_search_goes_on_stops_it_and_the_next_begins_anew(name, folder):
     real, plugin = trials.require_origin, ("plugins=[plugin.py]", "method=scaled")
 
