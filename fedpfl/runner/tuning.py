@@ -140,7 +140,7 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
 
 
 def _note_limits(record: Mapping[str, Any], diverged_count: int) -> Iterator[str]:
-    """Yield notes on a method's diverged runs, and on values at the end of its space."""
+    """Yield notes on diverged runs, and on values at the end of the space."""
     method = record["method"]
     if diverged_count:
         yield f"{method}: {diverged_count} of the final runs diverged, so its test cells stay empty."
