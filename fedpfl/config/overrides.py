@@ -30,7 +30,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
-from fedpfl.config.choices import NESTED_GROUPS, list_choices
 from fedpfl.config.composition import SEARCHPATH, CachingLoader
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError
@@ -219,12 +218,6 @@ def print_completion(request: str, line: str) -> None:
         request: `install=bash` asks for a script, `query=bash` for completions of `line`.
         line: The text typed so far.
     """
-    group, equals, prefix = line.rpartition(" ")[2].partition("=")
-    if equals and group in NESTED_GROUPS and request.startswith("query="):
-        # Hydra offers no choices in folders.
-        names = [name for name in list_choices(group) if name.startswith(prefix)]
-        print(*(f"{group}={name}" for name in names))
-        return
     os.environ["COMP_LINE"] = line
     answer = io.StringIO()
     # A message would be printed into the line that is being typed.

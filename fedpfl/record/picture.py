@@ -50,9 +50,8 @@ def draw_partition(
     # ---- Step 1: a figure that grows with its cells.
     counts = np.asarray(label_counts, dtype=np.int64)
     clients, classes = counts.shape
-    has_numbers = clients <= 20 and classes <= 20  # few enough cells to print them in
-    width = float(np.clip(2.5 + clients * (0.45 if has_numbers else 0.11), 5, 14))
-    height = float(np.clip(2.3 + classes * (0.3 if has_numbers else 0.16), 3.5, 11))
+    width = float(np.clip(2.5 + clients * 0.11, 5, 14))
+    height = float(np.clip(2.3 + classes * 0.16, 3.5, 11))
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
 
@@ -64,7 +63,7 @@ def draw_partition(
     _draw_sizes(size_axes, np.asarray(sizes) if len(sizes) else counts.sum(1))
     size_axes.set_title(title, fontsize=10, wrap=True)
     for axes in map_axes:
-        image = _draw_counts(axes, counts, has_numbers)
+        image = _draw_counts(axes, counts)
         axes.set_ylabel("label" if len(sizes) else "class")
         _set_ticks(axes.yaxis, class_names, max_ticks=12, rotation=0)
         bar = figure.colorbar(image, ax=axes, label="samples", format="%d", pad=0.01, aspect=49)
@@ -76,7 +75,7 @@ def draw_partition(
     figure.savefig(path, dpi=150)
 
 
-def _draw_counts(axes: Any, counts: np.ndarray, has_numbers: bool) -> Any:
+def _draw_counts(axes: Any, counts: np.ndarray) -> Any:
     """Draw the sample counts `[clients, classes]` as a heat map; return its image."""
     from matplotlib.colors import ListedColormap, LogNorm
 
@@ -84,15 +83,9 @@ def _draw_counts(axes: Any, counts: np.ndarray, has_numbers: bool) -> Any:
     norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
     greys = ListedColormap([str(level) for level in np.linspace(0.88, 0.0, 256)])
     cells = np.ma.masked_equal(counts.T, 0)
-    image = axes.imshow(
+    return axes.imshow(
         cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest"
     )
-    for client, label in np.argwhere(counts) if has_numbers else ():
-        count = int(counts[client, label])
-        # A dark cell has light digits.
-        color = "white" if norm(count) > 0.5 else "black"
-        axes.text(client, label, str(count), ha="center", va="center", fontsize=6.5, color=color)
-    return image
 
 
 def _draw_sizes(axes: Any, sizes: np.ndarray) -> None:

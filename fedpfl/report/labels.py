@@ -50,8 +50,6 @@ def partition_label(values: Values) -> str:
         return "IID"
     if name == "file":
         return f"File({one_line(Path(str(values['path'])).name)})"
-    if name == "flower":
-        return _flower_label(values)
     title = name.replace("shuffled_", "shuffled ").capitalize()
     hidden_keys = ("name", *SPLIT_DETAILS)
     numbers = [
@@ -79,17 +77,6 @@ def conditions_label(config: Values) -> str:
         if key in shift:
             conditions.append(key if shift[key] is True else f"{key}={shift[key]}")
     return clip_text(", ".join(conditions), 80)
-
-
-def _flower_label(values: Values) -> str:
-    """Return a label such as `Flower's Dirichlet(alpha=0.3)`."""
-    partitioner = one_line(values["partitioner"]).removesuffix("Partitioner")
-    arguments = [
-        f"{key}={one_line(value)}"
-        for key, value in values.get("arguments", {}).items()
-        if value is not None
-    ]
-    return clip_text(f"Flower's {add_in_brackets(partitioner, arguments)}", 60)
 
 
 def method_label(values: Values, quantile: bool = True, own_title: str = "") -> str:

@@ -275,8 +275,6 @@ BUILT_IN = {
 
 @pytest.mark.parametrize("name", keep_quick(BUILT_IN, 2))
 def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path, told):
-    if name == "flower":
-        pytest.importorskip("flwr_datasets")
     values = []
     if name == "file":
         held = [[*range(1000 * client, 1000 * client + 900), 0] for client in range(1, 10)]

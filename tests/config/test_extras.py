@@ -4,24 +4,20 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedpfl.data.datasets import load_samples
-from fedpfl.data.partition import SCHEMES
 from fedpfl.record.loggers import make_loggers
 from tests.conftest import read_cases
 from tests.data.promises import one_line
 
 USES = {
     "data": lambda: load_samples("hf", "unused", path="unused"),
-    "partition": lambda: SCHEMES["flower"](np.arange(4) % 2, 2, 0),
     **{name: lambda name=name: make_loggers({name: {}}) for name in ("tensorboard", "mlflow")},
     "wandb": lambda: make_loggers({"wandb": {}}),
 }
 ABSENT = """
 data | datasets | pip install -e '.[hf]'
-partition | datasets flwr_datasets flwr_datasets.partitioner | pip install -e '.[flwr-datasets]'
 wandb | wandb | logger=wandb needs the package wandb: pip install wandb
 tensorboard | tensorboard | logger=tensorboard needs the package tensorboard: pip install tensorboard, or another
 mlflow | mlflow | logger=mlflow needs the package mlflow: pip install mlflow, or another logger

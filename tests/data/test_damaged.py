@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 
 from fedpfl.data.datasets import DATA_SETS, Samples, load_samples, pacs
+from fedpfl.data.datasets.shared import source
 from fedpfl.ground.errors import FedpflError
 from tests.data.test_datasets import (
     idx,
@@ -164,9 +165,9 @@ def attempt(action: Callable[[], object]) -> object:
 
 
 @pytest.mark.parametrize("name", WORLDS)
+@source.without_writing()
 def test_damaged_files(tmp_path, monkeypatch, name):
     world = WORLDS[name](monkeypatch)
-    monkeypatch.setattr("fedpfl.data.datasets.shared.source._write_cache", lambda *_: None)
     write(tmp_path, world.files)
     whole, before = world.read(tmp_path), sorted(tmp_path.rglob("*"))
     rng = np.random.default_rng(zlib.crc32(name.encode()))

@@ -300,7 +300,6 @@ USUAL: dict[str, dict] = {
         "test_samples": 10,
     },
     "file": {"path": "parts.json"},
-    "flower": {},
 }
 ERRORS = f"""
 dirichlet | alpha: 0 | partition.alpha must be above 0 and at most 1000000, got 0

@@ -136,14 +136,12 @@ def row_of(table: Any, method: str) -> dict[str, Any]:
 def test_labels_of_partitions_methods_and_data_sets(tmp_path: Path) -> None:
     obp = {"name": "fedobp", "q": 0.9}
     published = {"score": "obp_as_published", "ema": 0.3}
-    flower = {"partitioner": "DirichletPartitioner", "arguments": {"alpha": 0.5}}
     for number, (group, values, label) in enumerate(
         [
             ("partition", {"name": "dirichlet", "alpha": 0.5, "min_samples": 10}, "Dir(0.5)"),
             ("partition", {"name": "published", "alpha": 0.1}, "Dir(0.1) published"),
             ("partition", {"name": "iid", "alpha": None}, "IID"),
             ("partition", {"name": "shards", "alpha": None, "classes_per_client": 2}, "Shards(2)"),
-            ("partition", {"name": "flower", **flower}, "Flower's Dirichlet (alpha=0.5)"),
             ("method", obp | {"score": "obp", "ema": 0.0}, "FedOBP (q=0.9)"),
             ("method", obp | published, "FedOBP (q=0.9, score=obp_as_published, ema=0.3)"),
             ("method", obp | {"classifier_only": True}, "FedOBP (q=0.9, classifier only)"),

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from fedpfl.data.datasets.shared.samples import Raw, merge_parts
-from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetch_file, read_cached
+from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetch_file
 from fedpfl.data.datasets.shared.words import encode_words, number_words, split_words
 from fedpfl.ground.ranges import AtLeast
 
@@ -32,20 +32,15 @@ def ag_news(
     frequent of the training part (of equals the first by alphabet) have ids from 2 on, the most
     frequent first; 1 is any other word, 0 fills up. Texts longer than `length` words are cut.
     """
-    paths = {
-        part: fetch_file(
-            source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE
+    parts = []
+    for part, md5 in MD5.items():
+        url = f"{URL}{part}.csv"
+        parts.append(
+            _read_texts(fetch_file(source, f"ag_news_csv/{part}.csv", (md5,), [url], PLACE))
         )
-        for part in MD5
-    }
-
-    def make() -> Raw:
-        texts = {part: _read_texts(path) for part, path in paths.items()}
-        # By the training part alone: words of the test part would be looked up in the future.
-        ids = number_words((text_words for text_words, _ in texts["train"]), vocabulary)
-        return merge_parts(*(_encode_texts(part, ids, length) for part in texts.values()))
-
-    return read_cached(source, {"vocabulary": vocabulary, "length": length}, paths.values(), make)
+    # By the training part alone: words of the test part would be looked up in the future.
+    ids = number_words((text_words for text_words, _ in parts[0]), vocabulary)
+    return merge_parts(*(_encode_texts(part, ids, length) for part in parts))
 
 
 def _read_texts(path: Path) -> list[tuple[list[str], int]]:

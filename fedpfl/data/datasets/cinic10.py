@@ -28,5 +28,5 @@ def cinic10(source: Source) -> Raw:
             paths += files
         labels, _ = number_groups([path.parent.name for path in paths])
         return read_cached(
-            source, {}, paths, lambda: Raw(read_images(paths, 32), labels, test_from=2 * SIZE)
+            source, paths, lambda: Raw(read_images(paths, 32), labels, test_from=2 * SIZE)
         )

@@ -14,7 +14,6 @@ from fedpfl.data.datasets.shared.source import (
     explain_read_errors,
     find_folder,
     not_as_published,
-    read_cached,
     require_count,
 )
 
@@ -51,24 +50,20 @@ def digit5(source: Source, size: Side = 32) -> Raw:
     """
     root = find_folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
     paths = {name: root / f"{name}.mat" for parts in PARTS.values() for name, _, _ in parts}
-
-    def make() -> Raw:
-        x, y, groups = [], [], []
-        arrays_by_file = {name: _read_arrays(path) for name, path in paths.items()}
-        for part in (0, 1):
-            for number, (domain, parts) in enumerate(PARTS.items()):
-                file, images, labels = parts[part]
-                with explain_read_errors(paths[file], not_as_published):
-                    x.append(_resize_images(_to_pixels(arrays_by_file[file][images]), size))
-                    y.append(_to_digits(arrays_by_file[file][labels]))
-                require_count(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
-                groups.append(np.full(len(x[-1]), number))
-        test_from = sum(map(len, y[: len(PARTS)]))
-        return Raw(
-            np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(PARTS), test_from
-        )
-
-    return read_cached(source, {"size": size}, paths.values(), make)
+    x, y, groups = [], [], []
+    arrays_by_file = {name: _read_arrays(path) for name, path in paths.items()}
+    for part in (0, 1):
+        for number, (domain, parts) in enumerate(PARTS.items()):
+            file, images, labels = parts[part]
+            with explain_read_errors(paths[file], not_as_published):
+                x.append(_resize_images(_to_pixels(arrays_by_file[file][images]), size))
+                y.append(_to_digits(arrays_by_file[file][labels]))
+            require_count(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
+            groups.append(np.full(len(x[-1]), number))
+    test_from = sum(map(len, y[: len(PARTS)]))
+    return Raw(
+        np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(PARTS), test_from
+    )
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

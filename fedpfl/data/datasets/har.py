@@ -15,7 +15,6 @@ from fedpfl.data.datasets.shared.source import (
     explain_read_errors,
     find_folder,
     not_as_published,
-    read_cached,
 )
 
 PLACE = "folder 'UCI HAR Dataset' (https://archive.ics.uci.edu/dataset/240, unzipped twice)"
@@ -36,23 +35,16 @@ def har(source: Source, form: Form = "signals") -> Raw:
     root = find_folder(source, PLACE, "UCI HAR Dataset")
     names = ["X"] if form == "features" else [f"Inertial Signals/{name}" for name in SIGNALS]
     columns = FEATURES if form == "features" else LENGTH
-    inputs = [
-        root / part / f"{name}_{part}.txt" for part in SIZES for name in (*names, "y", "subject")
-    ]
-
-    def make() -> Raw:
-        x, y, persons = [], [], []
-        for part, windows in SIZES.items():
-            read_part = partial(_read_numbers, root / part, part)
-            tables = [read_part(name, (windows, columns)) for name in names]
-            x.append(np.stack(tables, axis=1) if len(tables) > 1 else tables[0])
-            y.append(read_part("y", (windows, 1), np.int64)[:, 0] - 1)
-            persons.append(read_part("subject", (windows, 1), np.int64)[:, 0])
-        # The two parts have different persons.
-        groups, people = number_groups(np.concatenate(persons))
-        return Raw(np.concatenate(x), np.concatenate(y), groups, people, len(y[0]))
-
-    return read_cached(source, {"form": form}, inputs, make)
+    x, y, persons = [], [], []
+    for part, windows in SIZES.items():
+        read_part = partial(_read_numbers, root / part, part)
+        tables = [read_part(name, (windows, columns)) for name in names]
+        x.append(np.stack(tables, axis=1) if len(tables) > 1 else tables[0])
+        y.append(read_part("y", (windows, 1), np.int64)[:, 0] - 1)
+        persons.append(read_part("subject", (windows, 1), np.int64)[:, 0])
+    # The two parts have different persons.
+    groups, people = number_groups(np.concatenate(persons))
+    return Raw(np.concatenate(x), np.concatenate(y), groups, people, len(y[0]))
 
 
 def _read_numbers(

@@ -41,5 +41,5 @@ def mini_imagenet(source: Source, size: Side = 84) -> Raw:
     require_count(root, "images in its three lists", len(names), SIZE)
     labels, _ = number_groups(kinds)
     return read_cached(
-        source, {"size": size}, [*names, *lists], lambda: Raw(read_images(names, size), labels)
+        source, [*names, *lists], lambda: Raw(read_images(names, size), labels), size
     )

@@ -39,7 +39,7 @@ def speech_commands(source: Source) -> Raw:
         paths = sorted(
             path for path in root.glob("*/*.wav") if not path.parent.name.startswith("_")
         )
-        return read_cached(source, {}, paths, lambda: _read_clips(root, paths))
+        return read_cached(source, paths, lambda: _read_clips(root, paths))
 
 
 def _read_clips(root: Path, paths: list[Path]) -> Raw:

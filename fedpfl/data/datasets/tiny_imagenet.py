@@ -47,4 +47,4 @@ def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
                 (read_images(train, size), labels), (read_images(test, size), test_labels)
             )
 
-        return read_cached(source, {"size": size}, [*train, *test, notes], make)
+        return read_cached(source, [*train, *test, notes], make, size)

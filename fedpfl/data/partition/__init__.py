@@ -16,7 +16,6 @@ from typing import Any
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition.common import Indices, Partition, check_partition, find_leaks
 from fedpfl.data.partition.file import file
-from fedpfl.data.partition.flower import flower
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.sizes import extended_dirichlet, quantity
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
@@ -47,7 +46,6 @@ SCHEMES: dict[str, Callable[..., Partition]] = {
         shuffled_shards,
         fixed_dirichlet,
         file,
-        flower,
     )
 }
 SUPPLIED_ARGUMENTS = ("y", "clients", "seed", "groups", "group_names", "test_from")

@@ -58,10 +58,7 @@ def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -
     labels, _ = number_groups([path.parent.name for path in paths])
     names = tuple(sizes)
     return read_cached(
-        source,
-        {"size": size},
-        paths,
-        lambda: Raw(read_images(paths, size), labels, np.array(groups), names),
+        source, paths, lambda: Raw(read_images(paths, size), labels, np.array(groups), names), size
     )
 
 

@@ -38,7 +38,7 @@ def read_clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
     if not all(parts):
         raise not_as_published(root, "it has .json files neither in train/ and test/ nor all_data/")
     return read_cached(
-        source, {}, [path for paths in parts for path in paths], lambda: _join_files(parts, convert)
+        source, [path for paths in parts for path in paths], lambda: _join_files(parts, convert)
     )
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -211,78 +212,60 @@ def without_cache() -> Iterator[None]:
 
 
 def read_cached(
-    source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]
+    source: Source, inputs: Iterable[Path], make: Callable[[], Raw], size: int = 0
 ) -> Raw:
     """Return the result of `make`, from `data_dir`/cache from the second time on.
 
-    It is made again if the options, or name, size or time of an input change. Nothing is cached
-    where `data_dir` cannot be written to.
+    It is for data sets that take a minute to read. It is made again if name, size or time of an
+    input change. Nothing is cached where `data_dir` cannot be written to.
 
     Args:
         source: The data set.
-        options: Further values that decide the result.
         inputs: The files that `make` reads.
         make: Reads the data set.
+        size: Pixels each way of the result.
 
     Raises:
-        FedpflError: If an input is absent or no regular file, such as a pipe.
+        FedpflError: If an input is absent.
     """
     inputs = sorted(inputs)
     is_below_data_dir = all(path.is_relative_to(source.folder) for path in inputs)
     if _ignores_cache.get() or not is_below_data_dir:  # unpacked to a temporary folder
         return make()
-    path = source.folder / "cache" / f"{source.name}-{_make_cache_key(source, options, inputs)}.npz"
-    if path.is_file():
-        try:
-            return _read_cache(path)
-        except Exception:  # a damaged cache can be made again
-            log.warning("%s cannot be read and is made again", path)
+    path = (
+        source.folder
+        / "cache"
+        / f"{source.name}-{_make_cache_key(source.folder, inputs, size)}.npz"
+    )
+    # A damaged cache is made again.
+    with contextlib.suppress(Exception), npz.open_archive(path) as arrays:
+        values = {key: array if array.ndim else array.item() for key, array in arrays.items()}
+        names = {key: tuple(map(str, values[key])) for key in values if key.endswith("_names")}
+        return Raw(**values | names)
     log.info("reading %s, which takes a while the first time", source.name)
     raw = make()
     if not _writes_nothing.get():
         try:
-            _write_cache(raw, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as temporary, temporary.open("wb") as file:
+                arrays = {key: value for key, value in raw._asdict().items() if value is not None}
+                np.savez(file, **arrays)
         except OSError as error:
             reason = error_line(error)
             log.warning("%s is read anew at each start: %s (%s)", source.name, path.parent, reason)
     return raw
 
 
-def _make_cache_key(source: Source, options: Mapping[str, Any], inputs: list[Path]) -> str:
-    """Hash the options, and name, size and time of each input."""
-    # 1: the version of the form in which it is kept.
-    digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
+def _make_cache_key(folder: Path, inputs: list[Path], size: int) -> str:
+    """Hash name, size and time of each input."""
+    # 2: the version of the form in which it is kept.
+    digest = hashlib.blake2b(f"2 {size}\n".encode(), digest_size=6)
     for path in inputs:
-        if not path.is_file():  # a pipe would be waited for
-            raise not_as_published(path, "it is missing, or no regular file")
-        facts = path.stat()
-        relative = path.relative_to(source.folder)
+        with explain_read_errors(path, not_as_published):
+            facts = path.stat()
+        relative = path.relative_to(folder)
         digest.update(f"{relative} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _write_cache(raw: Raw, path: Path) -> None:
-    arrays: dict[str, Any] = {
-        "x": raw.x,
-        "y": raw.y,
-        "groups": raw.groups,
-        "names": np.array(raw.group_names, np.str_),
-        "test_from": raw.test_from,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
-
-
-def _read_cache(path: Path) -> Raw:
-    with npz.open_archive(path) as arrays:
-        return Raw(
-            x=arrays["x"],
-            y=arrays["y"],
-            groups=arrays.get("groups"),
-            group_names=tuple(arrays["names"].tolist()),
-            test_from=int(arrays["test_from"]) if "test_from" in arrays else None,
-        )
 
 
 # ---- Errors
