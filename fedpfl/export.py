@@ -19,8 +19,8 @@ from fedpfl.remote import app, flower_app
 from fedpfl.runner.export import WRITERS, send_to_loggers, write_models
 from fedpfl.runner.library import Trained, load, read_logger_options
 
-USAGE = """python -m fedpfl.export [--format FORMAT] [--clients NAME,...] [--baseline DIRECTORY]
-                               [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
+USAGE = """python -m fedpfl.export [--format FORMAT] [--finetuned] [--clients NAME,...]
+                               [--baseline DIRECTORY] [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]
        python -m fedpfl.export --flower DIR KEY=VALUE ...  (words of fedpfl.federate)"""
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # ---- Step 1: one of three; options of another are refused, not ignored.
     model_options = [
         f"--{name.replace('_', '-')}"
-        for name in ("data_dir", "clients", "baseline", "format")
+        for name in ("data_dir", "clients", "baseline", "format", "finetuned")
         if getattr(options, name) != parser.get_default(name)
     ]
     logger_words = [word for word in options.words if word.startswith(("logger=", "logger."))]
@@ -81,6 +81,7 @@ def _make_export_parser() -> Parser:
         help="of the models: pt (a state_dict, default), safetensors, or modules that stand alone "
         "and take samples as the data set holds them: torchscript, onnx",
     )
+    parser.add_argument("--finetuned", action="store_true", help="the models after fine-tuning")
     parser.add_argument(
         "--clients", metavar="NAME,...", default="", help="numbers or names; default: all"
     )
@@ -102,7 +103,7 @@ def _export_models(
     run = load(run_path, "cpu", options.data_dir, plugin_files)
     baseline = load(options.baseline, "cpu") if options.baseline else None
     clients = _split_clients(run, options.clients)
-    count = write_models(run, output, options.format, clients, baseline)
+    count = write_models(run, output, options.format, clients, baseline, options.finetuned)
     print(f"wrote {count} models to {output}")
 
 

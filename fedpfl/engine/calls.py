@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -114,7 +114,8 @@ class EvalCall:
     """Ask to evaluate personal models on the clients' own samples, fine-tuned copies if asked.
 
     The answer is a dict of Counts by split: `test`, `validation` where the federation has
-    validation samples, and `common` where `common_federation` is given.
+    validation samples, and `common` where `common_federation` is given; and `model`, a tree of the
+    evaluated `params` and `buffers`, where `wants_models`.
 
     Attributes:
         tuning: How the models are fine-tuned; None evaluates them as they are.
@@ -136,6 +137,7 @@ class EvalCall:
     overlay: Entries | None = None
     measures: tuple[str, ...] = ()
     common_federation: Federation | None = None
+    wants_models: bool = False
 
     @property
     def draws(self) -> Draws:
@@ -147,7 +149,7 @@ class EvalCall:
 
 Call = TrainCall | EvalCall
 AnyCall = TypeVar("AnyCall", TrainCall, EvalCall)
-Answer = Participation | dict[str, Counts] | Exception
+Answer = Participation | dict[str, Any] | Exception
 
 
 def estimate_work(call: Call, client: int) -> float:

@@ -35,6 +35,7 @@ from fedpfl.remote.messages import (
     require_same_key,
 )
 from fedpfl.remote.schedule import Schedule, describe_call, make_schedule
+from fedpfl.runner.deploy import describe_input, name_entries, pack_entries
 
 # A server that goes on from its last checkpoint asks for a round again.
 STORED_ROUNDS = 2
@@ -86,6 +87,7 @@ class Node:
         self._clients = sorted(clients)
         self._policy = policy
         self._budget = budget
+        self._folder = folder
         self._store = ClientStore(folder)
         self._initial_state = make_initial_state(
             method=setup.method,
@@ -178,6 +180,8 @@ class Node:
             # The state here decides about the answer, too.
             digest = digest_question(message, wire.pack_message({}, row))
             call = self._budget.protect_call(call, client, digest)
+        if isinstance(call, EvalCall):
+            call = replace(call, wants_models=not question.shares)
         try:
             stacked = self._backend.run_one(call)
         except KeyError as entry:
@@ -186,12 +190,25 @@ class Node:
             ) from entry
         answer = tree.take(stacked, 0)
 
-        # ---- Step 3: the trained state stays here, unless states are shared.
-        if isinstance(call, EvalCall) or question.shares:
+        # ---- Step 3: the model and the trained state stay here, unless states are shared.
+        if question.shares:
+            return answer
+        if isinstance(call, EvalCall):
+            self._keep_model(call, client, answer.pop("model"))
             return answer
         if call.survey is None:
             self._store_participation(client, question.round + 1, row, answer)
         return trust.select_sent(answer, self._method, self._initial_state)
+
+    def _keep_model(self, call: EvalCall, client: int, model: dict[str, Tree]) -> None:
+        """Write the evaluated model of a client, as `fedpfl export` would."""
+        federation = call.federation
+        net = self._backend.net
+        entries = name_entries(call.method, net, model["params"], model["buffers"], federation)
+        classes = federation.class_names or ()
+        content = pack_entries(entries, describe_input(federation), classes)
+        stem = "finetuned" if call.tuning else "personal"
+        files.write_private(self._folder / f"client{client}" / f"{stem}.safetensors", content)
 
     def _load_row(self, client: int, round_number: int, has_participated: bool) -> dict[str, Tree]:
         """Return a client's last row, the initial one before its first participation.

@@ -42,7 +42,11 @@ KINDS = {
 
 
 def format_card(
-    run: Trained, format_name: str, files: Mapping[int, str], baseline: Trained | None = None
+    run: Trained,
+    format_name: str,
+    files: Mapping[int, str],
+    baseline: Trained | None = None,
+    finetuned: bool = False,
 ) -> str:
     """Return card.md for exported models.
 
@@ -51,6 +55,7 @@ def format_card(
         format_name: of the files.
         files: the name of each client's file, by the client's number.
         baseline: a run of FedAvg over the same samples, to stand beside.
+        finetuned: whether the files are the models after fine-tuning.
 
     Raises:
         FedpflError: if the baseline has other samples, is no FedAvg, or was not fine-tuned.
@@ -91,6 +96,7 @@ def format_card(
         rounds=run.round,
         evaluated_round=rounds["round"][rounds[task.score].notna()].max(),
         config=config,
+        finetuned=finetuned,
         summary=run.summary,
         input_text=KINDS.get(inputs.get("kind"), "as the data set holds it"),
         output_text=_describe_outputs(run),

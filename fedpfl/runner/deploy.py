@@ -1,15 +1,86 @@
-"""Personal models as standalone modules, for samples as a data set holds them."""
+"""Personal models as entries by name, and as modules for samples as a data set holds them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from fedpfl.data import Federation
+from fedpfl.engine.keys import generator
+from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
+from fedpfl.models.net import Bound
+
+
+def make_batch(method: Method, federation: Federation, samples: Tensor) -> Batch:
+    """Return samples as `predict` sees them, with the same numbers each time."""
+    random = torch.rand(len(samples), method.randoms, generator=generator("predict"))
+    position = torch.arange(len(samples), device=samples.device)
+    x = normalize_samples(federation, samples)
+    return Batch(x, None, None, random.to(samples.device), position)  # type: ignore[arg-type]
+
+
+def name_entries(
+    method: Method, net: Net, params: Tree, buffers: Entries, federation: Federation
+) -> dict[str, Tensor]:
+    """Return an evaluated model as a `state_dict` of the network, on the CPU.
+
+    Of methods that predict with more than one network all their entries, with dots.
+    """
+    if params.keys() != net.params.keys():
+        return copy_to_cpu(dict(tree.items({**params, "buffers": buffers})))
+    # A method says nowhere which role's statistics it predicts with; a call of it does.
+    roles: list[str] = []
+
+    class RecordingNet(Bound):
+        def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
+            roles.append(role)
+            return super().__call__(params, x, role)
+
+    with torch.no_grad():
+        bound = RecordingNet(net, buffers, False, None)
+        method.predict(bound, params, make_batch(method, federation, federation.x[:1]))
+    statistics = buffers.get(roles[0], {})
+    return copy_to_cpu(net.state_dict({**net.fixed, **params, **statistics}))
+
+
+def describe_input(federation: Federation) -> dict[str, Any]:
+    """Return form and scaling of the network's input."""
+    described: dict[str, Any] = {
+        "kind": federation.shape.kind,
+        "shape": list(federation.shape),
+        "mean": list(federation.mean),
+        "std": list(federation.std),
+    }
+    if federation.feature_names:
+        described["features"] = list(federation.feature_names)
+    return described
+
+
+def pack_entries(
+    entries: Mapping[str, Tensor], input_facts: Mapping[str, Any], classes: Sequence[str]
+) -> bytes:
+    """Return entries as a safetensors file, with what their input must be in the metadata."""
+    facts = {"input": input_facts, "classes": classes}
+    return safetensors.torch.save(
+        dict(entries), {key: json.dumps(value) for key, value in facts.items()}
+    )
+
+
+def copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to the CPU, each with its own memory."""
+    return {
+        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, leaf in values.items()
+    }
 
 
 class InputScaling(nn.Module):

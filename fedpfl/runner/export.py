@@ -12,10 +12,10 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.identity import identity
 from fedpfl.record.loggers import make_loggers
 from fedpfl.runner.card import format_card
-from fedpfl.runner.deploy import PersonalNetwork
+from fedpfl.runner.deploy import PersonalNetwork, pack_entries
 from fedpfl.runner.header import make_run_info
 from fedpfl.runner.library import Trained
 
@@ -32,40 +32,72 @@ PROBE_SAMPLES = 5
 """Samples on which an exported model is compared with the run's own predictions."""
 
 
-def write_state(run: Trained, client: int | str, path: Path) -> None:
+@dataclass(frozen=True)
+class ClientModel:
+    """Name a model to export.
+
+    Attributes:
+        run: with the models.
+        client: its number or name.
+        finetuned: whether it is the model after fine-tuning.
+    """
+
+    run: Trained
+    client: int | str
+    finetuned: bool
+
+    def list_entries(self) -> dict[str, Tensor]:
+        """Return the entries by name."""
+        return self.run.personal(self.client, self.finetuned)
+
+    def make_module(self) -> nn.Module:
+        """Return the model as a module."""
+        return self.run.personal_module(self.client, self.finetuned)
+
+    def predict_logits(self, x: Tensor) -> Tensor:
+        """Return the run's own predictions."""
+        return self.run.predict(self.client, x, self.finetuned)
+
+    @property
+    def examples(self) -> Tensor:
+        """Return some of the client's training samples, repeated if it has few."""
+        samples, _ = self.run.samples(self.client, "train")
+        return torch.cat([samples] * PROBE_SAMPLES)[:PROBE_SAMPLES]
+
+
+def write_state(model: ClientModel, path: Path) -> None:
     """Write the `state_dict` of `personal` by `torch.save`."""
-    torch.save(run.personal(client), path)
+    torch.save(model.list_entries(), path)
 
 
-def write_safetensors(run: Trained, client: int | str, path: Path) -> None:
+def write_safetensors(model: ClientModel, path: Path) -> None:
     """Write the network's `state_dict`, with what its input must be in the metadata.
 
     Raises:
         FedpflError: The method predicts by more than one network's weights.
     """
-    if not isinstance(run.personal_module(client), PersonalNetwork):
+    run = model.run
+    if not isinstance(model.make_module(), PersonalNetwork):
         raise FedpflError(
             f"method={run.config['method']['name']} predicts by a rule of its own, which weights "
             "alone do not hold; use --format torchscript or onnx"
         )
-    facts = {"input": run.summary.get("input"), "classes": run.classes}
-    metadata = {key: json.dumps(value) for key, value in facts.items()}
-    safetensors.torch.save_file(run.personal(client), path, metadata=metadata)
+    path.write_bytes(pack_entries(model.list_entries(), run.summary["input"], run.classes))
 
 
-def write_torchscript(run: Trained, client: int | str, path: Path) -> None:
+def write_torchscript(model: ClientModel, path: Path) -> None:
     """Write a module for `torch.jit.load`. Raises FedpflError where it cannot be one."""
-    module, example = _module_and_samples(run, client)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing's advice, which the comparison below makes moot
         try:
-            torch.jit.save(torch.jit.trace(module, (example[:2],), check_trace=False), path)
+            examples = (model.examples[:2],)
+            torch.jit.save(torch.jit.trace(model.make_module(), examples, check_trace=False), path)
         except Exception as error:  # a network may do anything
-            raise _no_such_format(run, "torchscript", error) from None
-    _require_equal_predictions(run, client, "torchscript", torch.jit.load(path))
+            raise _no_such_format(model.run, "torchscript", error) from None
+    _require_equal_predictions(model, "torchscript", torch.jit.load(path))
 
 
-def write_onnx(run: Trained, client: int | str, path: Path) -> None:
+def write_onnx(model: ClientModel, path: Path) -> None:
     """Write an ONNX file, input `x`, output `logits`. Raises FedpflError where it cannot be one."""
     try:
         import onnxruntime
@@ -74,14 +106,13 @@ def write_onnx(run: Trained, client: int | str, path: Path) -> None:
         raise missing_extra("--format onnx needs packages that are absent", "onnx") from None
 
     # ---- Export for any number of samples, and read the file again.
-    module, example = _module_and_samples(run, client)
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
             torch.onnx.export(
-                module,
-                (example[:2],),
+                model.make_module(),
+                (model.examples[:2],),
                 path,
                 input_names=["x"],
                 output_names=["logits"],
@@ -89,16 +120,16 @@ def write_onnx(run: Trained, client: int | str, path: Path) -> None:
                 external_data=False,
                 verbose=False,
             )
-            _write_onnx_metadata(run, path)
+            _write_onnx_metadata(model.run, path)
             session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:  # operators that the exporter lacks
-            raise _no_such_format(run, "onnx", error) from None
+            raise _no_such_format(model.run, "onnx", error) from None
 
     # ---- The file must answer as the run does.
     def predict(x: Tensor) -> Tensor:
         return torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
 
-    _require_equal_predictions(run, client, "onnx", predict)
+    _require_equal_predictions(model, "onnx", predict)
 
 
 def _write_onnx_metadata(run: Trained, path: Path) -> None:
@@ -106,14 +137,14 @@ def _write_onnx_metadata(run: Trained, path: Path) -> None:
     import onnx
 
     facts = {"features": run.summary.get("input", {}).get("features"), "classes": run.classes}
-    model = onnx.load(path)
+    graph = onnx.load(path)
     for key, names in facts.items():
         if names:
-            model.metadata_props.add(key=key, value=json.dumps(names))
-    onnx.save(model, path)
+            graph.metadata_props.add(key=key, value=json.dumps(names))
+    onnx.save(graph, path)
 
 
-WRITERS: dict[str, tuple[str, Callable[[Trained, int | str, Path], None]]] = {
+WRITERS: dict[str, tuple[str, Callable[[ClientModel, Path], None]]] = {
     "pt": (".pt", write_state),
     "safetensors": (".safetensors", write_safetensors),
     "torchscript": (".pt", write_torchscript),
@@ -122,24 +153,18 @@ WRITERS: dict[str, tuple[str, Callable[[Trained, int | str, Path], None]]] = {
 """The ending and the writer of each format."""
 
 
-def _module_and_samples(run: Trained, client: int | str) -> tuple[nn.Module, Tensor]:
-    """Return a client's module and some of its training samples, repeated if it has few."""
-    samples, _ = run.samples(client, "train")
-    return run.personal_module(client), torch.cat([samples] * PROBE_SAMPLES)[:PROBE_SAMPLES]
-
-
 def _require_equal_predictions(
-    run: Trained, client: int | str, format_name: str, exported: Callable[[Tensor], Tensor]
+    model: ClientModel, format_name: str, exported: Callable[[Tensor], Tensor]
 ) -> None:
     """Raise FedpflError if an exported model answers unlike the run.
 
     A run in bf16 is compared with its own module in fp32. Numbers of samples differ from the export.
     """
-    module, samples = _module_and_samples(run, client)
+    run, module, samples = model.run, model.make_module(), model.examples
     is_exact = run.config.get("engine", {}).get("precision", "fp32") == "fp32"
     for x in (samples, samples[:1]):
         with torch.no_grad():
-            expected = run.predict(client, x) if is_exact else module(x)
+            expected = model.predict_logits(x) if is_exact else module(x)
             try:
                 answer = exported(x)
             except Exception as error:
@@ -165,6 +190,7 @@ def write_models(
     format_name: str = "pt",
     clients: Sequence[int | str] | None = None,
     baseline: Trained | None = None,
+    finetuned: bool = False,
 ) -> int:
     """Write clients' personal models into a new folder, all or none.
 
@@ -176,6 +202,7 @@ def write_models(
         format_name: One of `WRITERS`.
         clients: Their numbers or names; None: all of them.
         baseline: A run of FedAvg that the card compares with.
+        finetuned: Whether they are the models after fine-tuning.
 
     Returns:
         How many there are.
@@ -190,7 +217,7 @@ def write_models(
     numbers = [*range(len(run))] if clients is None else [run.client_number(c) for c in clients]
     ending, write = WRITERS[format_name]
     files = {number: f"{_file_stem(run, number)}{ending}" for number in numbers}
-    card = format_card(run, format_name, files, baseline)
+    card = format_card(run, format_name, files, baseline, finetuned)
 
     # ---- Step 2: into a folder beside, which gets its name once all is there
     try:
@@ -199,7 +226,7 @@ def write_models(
             models = Path(folder) / "models"
             models.mkdir()
             for number, name in files.items():
-                write(run, number, models / name)
+                write(ClientModel(run, number, finetuned), models / name)
             (models / "card.md").write_text(card, encoding="utf-8")
             shutil.copyfile(run.path / "config.yaml", models / "config.yaml")
             models.rename(out)  # refused where something is

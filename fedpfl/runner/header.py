@@ -26,6 +26,7 @@ from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.robust import DataAttack
 from fedpfl.runner.cost import count_submodel_costs
+from fedpfl.runner.deploy import describe_input
 from fedpfl.runner.everyone import list_federations
 from fedpfl.runner.needs import ResourceNeeds, format_mib
 
@@ -47,7 +48,7 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         "cohort": run.cohort,
         "clients": federation.clients,
         "heterogeneity": asdict(run.heterogeneity),
-        "input": _describe_input(federation),
+        "input": describe_input(federation),
         "parameters": tree.size(run.net.params),
         "environment": environment.describe_environment(),
     }
@@ -65,19 +66,6 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
     if run.adversary:
         facts["attackers"] = _number_attackers(run)
     return facts
-
-
-def _describe_input(federation: Federation) -> dict[str, Any]:
-    """Return form and scaling of the network's input."""
-    described: dict[str, Any] = {
-        "kind": federation.shape.kind,
-        "shape": list(federation.shape),
-        "mean": list(federation.mean),
-        "std": list(federation.std),
-    }
-    if federation.feature_names:
-        described["features"] = list(federation.feature_names)
-    return described
 
 
 def _describe_privacy(run: Run) -> str:

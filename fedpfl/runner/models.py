@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,17 +18,23 @@ from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.data.datasets.shared.texts import to_array
 from fedpfl.engine.backends.backend import reproducible_arithmetic
+from fedpfl.engine.backends.selection import make_backend
 from fedpfl.engine.calls import EvalCall, with_before_turn
-from fedpfl.engine.keys import generator, track_global_draws
+from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import run_evaluation
-from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
-from fedpfl.methods import Batch
-from fedpfl.models.net import Bound
-from fedpfl.runner.deploy import InputScaling, InputScalingHook, PersonalNetwork, PersonalRule
+from fedpfl.runner.deploy import (
+    InputScaling,
+    InputScalingHook,
+    PersonalNetwork,
+    PersonalRule,
+    copy_to_cpu,
+    make_batch,
+    name_entries,
+)
 from fedpfl.runner.evaluate import collect_server_parameters, make_adaptation, make_newcomer_state
 from fedpfl.runner.everyone import list_client_names, locate_clients
 
@@ -49,18 +56,19 @@ class Models(ABC):
     def _state(self) -> engine.State:
         """Give the state after the round."""
 
-    def personal(self, client: int | str) -> dict[str, Tensor]:
+    def personal(self, client: int | str, finetuned: bool = False) -> dict[str, Tensor]:
         """Return the model that a client is evaluated with, as a `state_dict` of `network`.
 
         Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their
         entries, with dots: `w.fc.weight`, `buffers.w.norm.running_mean`.
+
+        Args:
+            client: its number or name.
+            finetuned: whether it is the model after fine-tuning.
         """
-        net = self._run.net
-        job = self._evaluated_job(client)
-        if job.params.keys() != net.params.keys():
-            return _copy_to_cpu(dict(tree.items({**job.params, "buffers": job.buffers})))
-        buffers = job.buffers.get(self._find_role(job), {})
-        return _copy_to_cpu(net.state_dict({**net.fixed, **job.params, **buffers}))
+        run = self._run
+        job = self._evaluated_job(client, finetuned)
+        return name_entries(run.method, run.net, job.params, job.buffers, run.federation)
 
     def mask(self, client: int | str) -> dict[str, Tensor]:
         """Return masks of a client's personal entries by names of parameters."""
@@ -68,23 +76,24 @@ class Models(ABC):
         masks = self._run.method.masks(state.server, state.client(number))
         if not masks:
             raise FedpflError(f"{self._method_word} has no mask of single entries")
-        return _copy_to_cpu(masks)
+        return copy_to_cpu(masks)
 
-    def predict(self, client: int | str, samples: Any) -> Tensor:
+    def predict(self, client: int | str, samples: Any, finetuned: bool = False) -> Tensor:
         """Return the logits `[samples, classes]` of a client's personal model, float32 on the CPU.
 
         samples: `[samples, ...]`, an array or a tensor, of the data set's shape and type (images:
         uint8); they are normalised as in training. Or a data frame with a column per feature, in
-        any order.
+        any order. finetuned: as in `personal`.
         """
         run = self._run
         if hasattr(samples, "columns"):
             samples = _order_features(samples, run.federation.feature_names)
         x = _require_form(samples, run.federation)
         logits = [torch.empty(0, run.federation.classes)]
-        with self._as_judged(client) as job, torch.no_grad(), self._autocast():
+        with self._as_judged(client, finetuned) as job, torch.no_grad(), self._autocast():
             bound = run.net.bind(job.buffers)
-            for batch in _make_batch(run, x.to(run.device)).split() if len(x) else ():
+            everything = make_batch(run.method, run.federation, x.to(run.device))
+            for batch in everything.split() if len(x) else ():
                 logits.append(run.method.predict(bound, job.params, batch).float().cpu())
         return torch.cat(logits)
 
@@ -115,7 +124,7 @@ class Models(ABC):
                 f"{self._method_word} has no global model: all stays with the clients"
             )
         buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
-        return _copy_to_cpu(run.net.state_dict({**run.net.fixed, **values, **buffers}))
+        return copy_to_cpu(run.net.state_dict({**run.net.fixed, **values, **buffers}))
 
     def network(self) -> nn.Module:
         """Return a copy of the network as it was before round 1, for `load_state_dict`.
@@ -126,21 +135,23 @@ class Models(ABC):
         network.register_forward_pre_hook(InputScalingHook(self._run.federation))
         return network
 
-    def personal_module(self, client: int | str) -> PersonalNetwork | PersonalRule:
+    def personal_module(
+        self, client: int | str, finetuned: bool = False
+    ) -> PersonalNetwork | PersonalRule:
         """Return a client's personal model as a module, on the CPU.
 
         It answers samples as the data set holds them with logits, by the method's own rule where it
-        has one.
+        has one. finetuned: as in `personal`.
 
         Raises:
             FedpflError: There is no such client.
         """
         run = self._run
         scaling = InputScaling(run.federation)
-        job = self._evaluated_job(client)
+        job = self._evaluated_job(client, finetuned)
         if job.params.keys() == run.net.params.keys():
             network = self._make_network()
-            network.load_state_dict(self.personal(client))
+            network.load_state_dict(self.personal(client, finetuned))
             return PersonalNetwork(scaling, network).eval()
         rule = PersonalRule(scaling, run.method, run.net.copy(), job.params, job.buffers)
         return rule.cpu().eval()
@@ -179,7 +190,7 @@ class Models(ABC):
         )
 
     @contextmanager
-    def _as_judged(self, client: int | str) -> Iterator[EvalJob]:
+    def _as_judged(self, client: int | str, finetuned: bool) -> Iterator[EvalJob]:
         """Yield the personal model and statistics that the engine evaluates.
 
         Within, the network draws the numbers that the loop backend would give it.
@@ -191,34 +202,49 @@ class Models(ABC):
             EvalCall(run.method, federation, state, [number], before_evaluation=adaptation)
         )
         key = call.draws.hook_key(number)
+        tuned_model = self._fine_tune(call) if finetuned else {}
         with (
             reproducible_arithmetic(run.device, run.engine.precision),
             track_global_draws(run.method, key, run.net.traits.draws),
         ):
             job = next(run_evaluation(call, OneClient(number), run.net, self._autocast))
             assert isinstance(job, EvalJob)
-            yield job
+            yield replace(job, **tuned_model)
 
-    def _evaluated_job(self, client: int | str) -> EvalJob:
+    def _evaluated_job(self, client: int | str, finetuned: bool) -> EvalJob:
         """Return the evaluation job of a client."""
-        with self._as_judged(client) as job:
+        with self._as_judged(client, finetuned) as job:
             return job
 
-    def _find_role(self, job: EvalJob) -> str:
-        """Return the role of the statistics that the method predicts with."""
-        # A method says nowhere which role it predicts with; a call of it does.
-        roles: list[str] = []
+    def _fine_tune(self, call: EvalCall) -> dict[str, tree.Tree]:
+        """Return the model of a call's one client after fine-tuning, as the engine tunes it.
 
-        class RecordingNet(Bound):
-            def __call__(self, params: tree.Tree, x: Tensor, role: str = "main") -> Tensor:
-                roles.append(role)
-                return super().__call__(params, x, role)
-
+        Raises:
+            FedpflError: The run does not fine-tune.
+        """
         run = self._run
-        net = RecordingNet(run.net, job.buffers, False, None)
-        with torch.no_grad():
-            run.method.predict(net, job.params, _make_batch(run, run.federation.x[:1]))
-        return roles[0]
+        if not run.eval.finetune_epochs:
+            raise FedpflError(
+                f"{self._method_word} was not fine-tuned; run it with eval.finetune_epochs=5"
+            )
+        key = call.state.round, call.federation.partition_number(call.clients[0])
+        if key not in self._tuned_models:
+            # A private run's account has its own fine-tunings alone: without its secret none is made.
+            draws = replace(run, secret=None).make_draws("finetune", call.state.round)
+            tuning = run.eval.plan_tuning(run.local, draws)
+            threads = torch.get_num_threads()
+            try:
+                backend = make_backend(replace(run.engine, workers=1), run.net, run.device)
+                answer = backend.run_one(replace(call, tuning=tuning, wants_models=True))
+            finally:
+                torch.set_num_threads(threads)  # a backend sets its own
+            self._tuned_models.clear()  # the last one alone is kept, which an export asks for thrice
+            self._tuned_models[key] = tree.take(answer["model"], 0)
+        return self._tuned_models[key]
+
+    @cached_property
+    def _tuned_models(self) -> dict[tuple[int, int], dict[str, tree.Tree]]:
+        return {}
 
     def _locate(self, client: int | str) -> tuple[Federation, engine.State, int]:
         """Return where a client is: its federation, that one's state, and the number there."""
@@ -234,14 +260,6 @@ class Models(ABC):
     @cached_property
     def _newcomers(self) -> engine.State:
         return make_newcomer_state(self._run, self._state)
-
-
-def _make_batch(run: Run, samples: Tensor) -> Batch:
-    """Return samples as `predict` sees them, with the same numbers each time."""
-    random = torch.rand(len(samples), run.method.randoms, generator=generator("predict"))
-    position = torch.arange(len(samples), device=samples.device)
-    x = normalize_samples(run.federation, samples)
-    return Batch(x, None, None, random.to(samples.device), position)  # type: ignore[arg-type]
 
 
 def _order_features(frame: Any, features: tuple[str, ...]) -> np.ndarray:
@@ -261,14 +279,6 @@ def _order_features(frame: Any, features: tuple[str, ...]) -> np.ndarray:
             f"samples cannot be read: {error_text(error)}; features are {', '.join(features[:8])}, "
             "numbers all of them; `ward=a` is 1 where column `ward` has `a`, else 0"
         ) from None
-
-
-def _copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU, each with its own memory."""
-    return {
-        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, leaf in values.items()
-    }
 
 
 def _require_form(samples: Any, federation: Federation) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedpfl
 from fedpfl import federate
@@ -31,7 +32,7 @@ from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.server import InProcessGrid
 from fedpfl.remote.sites import SiteNode
 from tests.command import read_table
-from tests.conftest import keep_quick
+from tests.conftest import assert_same, keep_quick
 from tests.data.test_sites import write_images
 from tests.privacy.conftest import reckon_by_few_orders
 from tests.remote.grids import Overheard
@@ -149,6 +150,11 @@ def test_sites_of_every_form_as_in_one_place(form, here):
     write(here / "sites")
     words = [*PLAIN, *options, "rounds=1"]
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
+    alone = fedpfl.load("alone")
+    for client in range(4):
+        for stem in ("personal", "finetuned"):
+            (kept,) = here.glob(f"states/*/*/client{client}/{stem}.safetensors")
+            assert_same(load_file(kept), alone.personal(client, stem == "finetuned"))
 
 
 # ---- What travels

@@ -1,5 +1,6 @@
 """Exported models stand alone: on samples as the data set holds them they answer as the run does."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -15,7 +17,7 @@ from torch import nn
 import fedpfl
 from fedpfl import export
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, call_main
+from tests.command import TINY, TINY_TASK, call_main
 from tests.conftest import assert_same, keep_only, read_cases
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
 
@@ -35,24 +37,48 @@ def digits_runs(tmp_path_factory):
     return play
 
 
-METHODS = [
+METHODS = (
     *("fedper", "ditto", "apfl", "fedcp", "feddbe", "fedproto", "fedrod", "gpfl", "heterofl"),
-    "knn_per",
+    *("knn_per", "fedbabu", "per_fedavg"),
+)
+"""Of all kinds of personal models; those from apfl to knn_per predict by a rule of their own."""
+NETWORKS = {
+    "plain": "model=mlp model.hidden=[8]",
+    "statistics": "model=fedspu_emnist",
+    "attention": "model=vit model.patch=7 model.layers=1 model.heads=2 model.width=16",
+    "lora": "model=mlp model.hidden=[16] adapter=lora adapter.layers=[linear] adapter.rank=2",
+}
+QUICK = [
+    *("fedper statistics", "knn_per lora", "apfl attention", "fedbabu lora", "heterofl plain"),
+    "ditto statistics",
 ]
-"""Of all kinds of personal models; the last eight predict by a rule of their own."""
 
 
-@pytest.mark.parametrize("method", keep_only(METHODS, ("fedper", "knn_per")))
-def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path):
-    run = digits_runs(method)
-    out = tmp_path / "models"
-    assert export.main([str(run.path), str(out), "--format", "torchscript"]) == 0
-    for client in range(4):
-        x, y = run.samples(client)
-        logits = torch.jit.load(out / f"client{client}.pt")(x)
-        torch.testing.assert_close(logits, run.predict(client, x), rtol=1e-4, atol=1e-4)
-        correct = 100 * (logits.argmax(1) == y).double().mean()
-        assert float(correct) == pytest.approx(run.clients["accuracy"][client])
+@pytest.mark.parametrize(
+    "case", keep_only(map(" ".join, itertools.product(METHODS, NETWORKS)), QUICK)
+)
+def test_models_answer_as_the_evaluation_also_fine_tuned(case, tmp_path):
+    """To the last bit in Python; as files they answer alike."""
+    method, network = case.split()
+    words = [*TINY_TASK, "rounds=1", *NETWORKS[network].split(), f"method={method}"]
+    tuning = ["eval.finetune_epochs=1", "eval.finetune_every=1", "local.batch_size=8"]
+    run = fedpfl.run(*words, *tuning, directory=tmp_path / "run", progress=False)
+    for prefix, options in (("", []), ("ft_", ["--finetuned"])):
+        out = tmp_path / f"models{prefix}"
+        assert export.main([str(run.path), str(out), "--format=torchscript", *options]) == 0
+        samples, loss = 0, 0.0
+        for client in range(4):
+            x, y = run.samples(client)
+            logits = run.predict(client, x, finetuned=bool(options))
+            answer = torch.jit.load(out / f"client{client}.pt")(x)
+            torch.testing.assert_close(answer, logits, rtol=1e-4, atol=1e-4)
+            correct = 100 * int((logits.argmax(1) == y).sum()) / len(y)
+            assert correct == run.clients[f"{prefix}accuracy"][client]
+            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+            samples += len(y)
+        assert loss / samples == run.rounds[f"{prefix}loss"].iloc[-1]
+        moment = "after" if options else "before"
+        assert f"after round 1, {moment} fine-tuning" in (out / "card.md").read_text("utf-8")
 
 
 def test_a_file_with_other_logits_is_refused(digits_runs, tmp_path, capsys, monkeypatch):
@@ -172,6 +198,7 @@ fedper --clients=4 => client must be a whole number from 0 to 3, got 4
 fedper --clients=berlin => client must be a whole number from 0 to 3
 fedper --baseline={ditto} => is no run of FedAvg
 fedper --format=tflite => invalid choice: 'tflite'
+fedper --finetuned => method=fedper was not fine-tuned; run it with eval.finetune_epochs=5
 """
 
 

@@ -35,7 +35,7 @@ from fedpfl.methods import FACTS
 from fedpfl.models import Net
 
 TrainJobs = Generator[TrainJob | EvalJob, Any, Participation]
-EvalJobs = Generator[TrainJob | EvalJob, Any, dict[str, Counts]]
+EvalJobs = Generator[TrainJob | EvalJob, Any, dict[str, Any]]
 
 _first_round_of_kind: dict[tuple[Any, ...], int] = {}
 """The round in which this process first answered a call of a kind."""
@@ -130,7 +130,9 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
         buffers=buffers,
         metrics=call.measures,
     )
-    counts = {"test": (yield job)}
+    counts: dict[str, Any] = {"test": (yield job)}
+    if call.wants_models:
+        counts["model"] = {"params": params, "buffers": buffers}
     if call.federation.validation:
         counts["validation"] = yield replace(job, split="validation")
 
