@@ -70,7 +70,7 @@ def job(cfg: DictConfig) -> str | None:
         if is_single_run:
             _require_multirun(hydra_cfg)
         elif hydra_cfg.sweeper.get("study"):
-            trial = trials.SearchTrial(hydra_cfg.sweeper, hydra_cfg.job.num)
+            trial = trials.SearchTrial(hydra_cfg.sweeper)
 
         # ---- Step 2: play the run.
         with user_errors(cfg, path, keep_traceback=bool(_wants_tracebacks)):

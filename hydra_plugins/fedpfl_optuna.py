@@ -163,8 +163,8 @@ class OptunaSweeper(Sweeper):
         returns.extend(batch_returns)
         metric = search_plan.search.settings.metric
         results = [_read_result(job, metric) for job in batch_returns]
-        for (_, proposal), result in zip(jobs, results, strict=True):
-            trials.require_origin(Path(result.directory), search_plan.find_origin(proposal))
+        for (_, proposal), job in zip(jobs, batch_returns, strict=True):
+            trials.require_origin(_find_folder(job), search_plan.find_origin(proposal))
         return results
 
     def _plan_search(self, arguments: list[str]) -> SearchPlan:
@@ -198,7 +198,7 @@ class OptunaSweeper(Sweeper):
         if not self._is_remote():
             prepare_sweep([example_config])
 
-        # ---- The study: the same command finds it again by its name
+        # ---- The search: the same command finds it again by its name
         find_origin = self._make_find_origin(shared_words)
         space_words = [str(word.input_line) for word in swept_words.values()]
         metric = trials.choose_metric(plan, self._metric)
@@ -210,8 +210,7 @@ class OptunaSweeper(Sweeper):
         )
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
         search = Search(
-            folder=folder,
-            name=name,
+            path=folder / f"{name}.json",
             space=space,
             configured_values=configured_values,
             settings=SearchSettings(
@@ -225,7 +224,7 @@ class OptunaSweeper(Sweeper):
             ),
         )
         if settings.restart:
-            search.forget()
+            search.trials.clear()
         print_notice(
             f"method={plan.config['method']['name']}: {pluralize(self._trials, 'trial')} of "
             f"{', '.join(space)}"
@@ -325,7 +324,6 @@ def _read_result(job: JobReturn, metric: str) -> "trials.TrialResult":
     """
     from fedpfl.runner import trials
 
-    assert job.hydra_cfg is not None
     is_diverged = _is_diverged(job)
     if job.status == JobStatus.FAILED and not is_diverged:
         raise job._return_value
@@ -334,5 +332,10 @@ def _read_result(job: JobReturn, metric: str) -> "trials.TrialResult":
         outcome = "diverged"
     elif job.return_value == trials.PRUNED:
         outcome = "given up"
-    folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
-    return trials.read_trial_result(folder, metric, outcome)
+    return trials.read_trial_result(_find_folder(job), metric, outcome)
+
+
+def _find_folder(job: JobReturn) -> Path:
+    """Return a job's run directory."""
+    assert job.hydra_cfg is not None
+    return Path(str(job.hydra_cfg.hydra.runtime.output_dir))

@@ -7,10 +7,9 @@ import gc
 import io
 import os
 import pickle
-import sqlite3
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -610,38 +609,12 @@ def describe_added_choices() -> list[str]:
     ]
 
 
-@pytest.fixture(scope="session")
-def migrations_read_once() -> Iterator[None]:
-    """Read Optuna's migrations once: it goes through their files whenever it opens a storage."""
-    manager = pytest.importorskip("optuna.storages._rdb.storage")._VersionManager
-    read_script, scripts = manager._create_alembic_script, list[Any]()
-
-    def read_script_once(versions: Any) -> Any:
-        if not scripts:
-            scripts.append(read_script(versions))
-        return scripts[0]
-
-    with mock.patch.object(manager, read_script.__name__, read_script_once):
-        yield
-
-
 @pytest.fixture(scope="session", autouse=True)
 def without_syncs() -> Iterator[None]:
     """Wait for no disk: a sync takes milliseconds, and guards from what no test can try, a power
     cut.
     """
-    connect = sqlite3.dbapi2.connect
-
-    def connect_without_syncs(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
-        with suppress(sqlite3.DatabaseError):  # of a damaged file, which a test makes
-            connection.execute("PRAGMA synchronous=OFF")
-        return connection
-
-    with (
-        mock.patch.object(os, "fsync", return_value=None),
-        mock.patch.object(sqlite3.dbapi2, "connect", connect_without_syncs),
-    ):
+    with mock.patch.object(os, "fsync", return_value=None):
         yield
 
 

@@ -1,8 +1,7 @@
-"""Open Optuna's database and translate Hydra's sweeps into its distributions."""
+"""Import Optuna, and translate Hydra's sweeps into its distributions."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -10,8 +9,6 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import FedpflError, missing_extra
-
-DATABASE = "trials.db"
 
 
 def import_optuna() -> Any:
@@ -22,16 +19,6 @@ def import_optuna() -> Any:
         raise missing_extra("tuning needs Optuna, which is not installed", "tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def open_storage(folder: Path) -> Any:
-    """Return the trials stored below a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    timeout_seconds = 120  # for jobs side by side
-    return import_optuna().storages.RDBStorage(
-        f"sqlite:///{(folder / DATABASE).resolve()}",
-        engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
-    )
 
 
 def parse_distribution(override: Override) -> Any:

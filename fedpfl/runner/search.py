@@ -1,28 +1,29 @@
 """A search for hyperparameters with Optuna, by the validation score alone (`hydra/sweeper=optuna`).
 
-A study is a function of its configuration, seed and search space: after a kill, the same command
-ends in the same trials. Therefore each proposal has its own seed, and the study learns results only
-after a whole batch has ended.
+A search is a function of its configuration, seed and search space: after a kill, the same command
+ends in the same trials. Therefore each proposal has its own seed, and the trials of a batch are
+known, and written, only after the whole batch has ended.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-import os
+import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from fedpfl.config.overrides import requote_word
+from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 from fedpfl.record.columns import METRICS, validation_column
 from fedpfl.record.eta import format_duration
-from fedpfl.runner.optuna_study import import_optuna, open_storage
-from fedpfl.runner.trials import TrialResult
+from fedpfl.runner.optuna_study import import_optuna
+from fedpfl.runner.trials import TrialResult, read_search
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class SearchSettings:
 
     Attributes:
         trials: number of proposals.
-        batch: proposals that are made before the study learns their results.
+        batch: proposals that are made before the results of any is known.
         startup: random proposals, during which no trial is pruned.
         warmup: rounds before which no trial is pruned.
         seed: of the proposals.
@@ -85,26 +86,30 @@ class SearchSettings:
 
 
 class Search:
-    """Propose trials of one study in batches.
+    """Propose trials in batches.
 
-    Args:
-        folder: where the trials are stored.
-        name: of the study, the same for the same search.
-        space: distributions by key.
-        configured_values: values of the configuration, tried first if the space has them.
+    Attributes:
+        path: file of the trials that have ended, which jobs read.
         settings: of the search.
+        trials: those that have ended, with `params` beside the fields of `TrialResult`.
     """
 
     def __init__(
         self,
-        folder: Path,
-        name: str,
+        path: Path,
         space: Mapping[str, Any],
         configured_values: Mapping[str, Any],
         settings: SearchSettings,
     ):
-        self._folder = folder.resolve()
-        self._name = name
+        """Read the trials that have ended.
+
+        Args:
+            path: see above.
+            space: distributions by key.
+            configured_values: values of the configuration, tried first if the space has them.
+            settings: of the search.
+        """
+        self.path = path
         self._space = space
         self.settings = settings
         self._first_proposal: dict[str, Any] = {}
@@ -112,28 +117,7 @@ class Search:
             matching_value = _match_value(space[key], value)
             if matching_value is not None:
                 self._first_proposal[key] = matching_value
-        self.study = self._open_study()
-
-    def _open_study(self) -> Any:
-        study = import_optuna().create_study(
-            storage=open_storage(self._folder),
-            study_name=self._name,
-            direction="maximize" if self.settings.is_higher_better else "minimize",
-            load_if_exists=True,
-        )
-        # Jobs read these from the study, in processes of their own.
-        study.set_user_attr("startup", self.settings.startup)
-        study.set_user_attr("warmup", self.settings.warmup)
-        study.set_user_attr("metric", self.settings.metric)
-        return study
-
-    def forget(self) -> None:
-        """Drop all trials.
-
-        Proposals come again as they came, and runs that are whole are not run again.
-        """
-        import_optuna().delete_study(study_name=self._name, storage=self.study._storage)
-        self.study = self._open_study()
+        self.trials: list[dict[str, Any]] = read_search(path)["trials"] if path.is_file() else []
 
     def run(
         self,
@@ -147,72 +131,65 @@ class Search:
             tell: called with a line about each trial that has ended.
         """
         start_time = time.monotonic()
-        told_count = 0
-        while batch := self._next_batch():
-            # ---- Step 1: run the jobs of the batch; equal proposals are one run.
+        start_count = len(self.trials)
+        self._write()
+        while len(self.trials) < self.settings.trials:
+            # ---- Step 1: run the jobs of a batch; equal proposals are one run.
+            proposals = self._propose_batch()
             numbers: dict[tuple[str, ...], int] = {}
-            for trial in batch:
-                numbers.setdefault(self.to_overrides(trial.params), trial.number)
+            for number, params in enumerate(proposals, len(self.trials)):
+                numbers.setdefault(self.to_overrides(params), number)
             job_results = run_jobs([(number, [*words]) for words, number in numbers.items()])
             results = dict(zip(numbers, job_results, strict=True))
 
-            # ---- Step 2: store and report the results.
-            told_count += len(batch)
+            # ---- Step 2: report and write the results.
+            told_count = len(self.trials) + len(proposals) - start_count
             seconds_of_trial = (time.monotonic() - start_time) / told_count
-            for trial in batch:
-                words = self.to_overrides(trial.params)
+            for params in proposals:
+                words = self.to_overrides(params)
                 result = results[words]
-                self._store_result(trial, result)
+                self.trials.append({"params": params, **asdict(result)})
+                results[words] = replace(result, curve=())  # a run counts once in a median
                 outcome = result.lost or self.settings.describe_value(result.value or 0)
-                ended_count = len(self._ended_trials())
-                left_count = self.settings.trials - ended_count
+                left_count = self.settings.trials - len(self.trials)
                 eta = f", ETA {format_duration(left_count * seconds_of_trial)}"
-                progress = f"{ended_count}/{self.settings.trials}{eta if left_count else ''}"
+                progress = f"{len(self.trials)}/{self.settings.trials}{eta if left_count else ''}"
                 tell(f"trial {progress}  {' '.join(words)}: {outcome}")
+            self._write()
         return self._find_best()
 
-    def _store_result(self, trial: Any, result: TrialResult) -> None:
-        """Store the result of a trial in the study."""
+    def _write(self) -> None:
+        """Write the trials that have ended, and what jobs judge theirs by."""
+        settings = {name: getattr(self.settings, name) for name in ("startup", "warmup", "metric")}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with files.durable_write(self.path) as file:
+            file.write(json.dumps({**settings, "trials": self.trials}).encode())
+
+    def _propose_batch(self) -> list[dict[str, Any]]:
+        """Return the values of the next trials, from the whole batches before them."""
         optuna = import_optuna()
-        stored = optuna.trial.Trial(self.study, trial._trial_id)
-        stored.set_user_attr("rounds", result.rounds)
-        # Relative, as the folder may be moved.
-        directory = os.path.relpath(Path(result.directory).resolve(), self._folder)
-        stored.set_user_attr("directory", directory)
-        if result.value is not None:
-            self.study.tell(trial.number, result.value)
-            return
-        if not self.study.trials[trial.number].intermediate_values:
-            # It diverged before it was judged.
-            stored.report(0.0 if self.settings.is_higher_better else math.inf, 0)
-        self.study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
-
-    def _ended_trials(self) -> list[Any]:
-        """Return the trials that have ended, without those that were killed half drawn."""
-        states = import_optuna().trial.TrialState
-        return self.study.get_trials(states=(states.COMPLETE, states.PRUNED))
-
-    def _next_batch(self) -> list[Any]:
-        """Return the next batch of trials, first those that a killed process left."""
-        states = import_optuna().trial.TrialState
-        batch = []
-        for trial in self.study.get_trials(states=(states.RUNNING,)):
-            if trial.params.keys() == self._space.keys():
-                batch.append(trial)
-            else:  # killed while it was drawn
-                self.study.tell(trial.number, state=states.FAIL)
-        count = len(batch) + len(self._ended_trials())
-        # A batch that was broken off while it was told is not filled up: its proposals would know
-        # more than they may.
-        while count < self.settings.trials and (not batch or count % self.settings.batch):
-            self.study.sampler = self._make_sampler(count)
-            is_waiting = bool(self.study.get_trials(states=(states.WAITING,)))
-            if count == 0 and self._first_proposal and not is_waiting:
-                self.study.enqueue_trial(self._first_proposal)
-            number = self.study.ask(dict(self._space)).number
-            batch.append(self.study.trials[number])
-            count += 1
-        return batch
+        study = optuna.create_study(
+            direction="maximize" if self.settings.is_higher_better else "minimize"
+        )
+        states = optuna.trial.TrialState
+        for trial in self.trials:
+            ended_trial = optuna.trial.create_trial(
+                state=states.PRUNED if trial["value"] is None else states.COMPLETE,
+                params=trial["params"],
+                distributions=dict(self._space),
+                value=trial["value"],
+                intermediate_values=dict(trial["curve"]),
+            )
+            study.add_trial(ended_trial)
+        proposals = []
+        start, size = len(self.trials), self.settings.batch
+        # A batch that a shorter search has cut off is made whole first.
+        for position in range(start, min(self.settings.trials, start - start % size + size)):
+            study.sampler = self._make_sampler(position)
+            if position == 0 and self._first_proposal:
+                study.enqueue_trial(self._first_proposal)
+            proposals.append(study.ask(dict(self._space)).params)
+        return proposals
 
     def _make_sampler(self, position: int) -> Any:
         """Return a sampler seeded by the search's seed and the proposal's number."""
@@ -235,23 +212,19 @@ class Search:
     def _find_best(self) -> SearchResult:
         """Return the first of the best trials. Raises FedpflError if none finished."""
         # An earlier search may have been longer.
-        trials = self._ended_trials()[: self.settings.trials]
-        complete = import_optuna().trial.TrialState.COMPLETE
-        complete_trials = [trial for trial in trials if trial.state == complete]
-        if not complete_trials:
+        trials = self.trials[: self.settings.trials]
+        finished_trials = [trial for trial in trials if trial["value"] is not None]
+        if not finished_trials:
             raise FedpflError(f"none of {len(trials)} trials finished; look at their run.log")
-
-        sign = 1 if self.settings.is_higher_better else -1
-        best = max(complete_trials, key=lambda trial: (sign * trial.value, -trial.number))
+        find_best = max if self.settings.is_higher_better else min
+        best = find_best(finished_trials, key=itemgetter("value"))
         # Equal proposals are one run.
-        rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
+        rounds = {self.to_overrides(trial["params"]): trial["rounds"] for trial in trials}
+        lost_count = len(trials) - len(finished_trials)
         return SearchResult(
-            overrides=self.to_overrides(best.params),
-            value=best.value,
-            trials={
-                "finished": len(complete_trials),
-                "given up": len(trials) - len(complete_trials),
-            },
+            overrides=self.to_overrides(best["params"]),
+            value=best["value"],
+            trials={"finished": len(finished_trials), "given up": lost_count},
             rounds=sum(rounds.values()),
             space=self._space,
             task=self.settings.task,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from fedpfl.config.plan import Plan
@@ -19,7 +20,6 @@ from fedpfl.record.columns import METRICS, column_names, round_columns, validati
 from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
 from fedpfl.runner.faults import TrialPruned
-from fedpfl.runner.optuna_study import import_optuna, open_storage
 
 PRUNED = "pruned"
 """What a job returns that was given up."""
@@ -100,14 +100,14 @@ class TrialResult:
     Attributes:
         value: its best validation score, None if `lost` gives a reason.
         rounds: that it played.
-        directory: of its run.
         lost: why it has no validation score.
+        curve: round and best score so far of each evaluation at which it may be given up.
     """
 
     value: float | None
     rounds: int
-    directory: str
     lost: Outcome = ""
+    curve: Sequence[tuple[int, float]] = ()
 
 
 def read_trial_result(
@@ -123,30 +123,38 @@ def read_trial_result(
     Raises:
         FedpflError: where no sample was held out.
     """
-    rows: list[dict[str, float | None]] = []
-    # A run that is lost may have diverged in the first round.
-    if (folder / "rounds.csv").is_file() or not lost:
-        rows = _read_evaluations(folder, metric)
-    values = _list_scores(rows, metric)
-    if not lost and not values and _is_untrained(folder):
+    scores = _read_scores(folder, metric)
+    rounds = max(scores, default=0)
+    curve: dict[int, float] = {}
+    for round_number, score in scores.items():
+        if score is not None:
+            curve[round_number] = _find_best_score([score, *curve.values()], metric)
+    value = [None, *curve.values()][-1]
+    if not lost and value is None and _is_untrained(folder):
         lost = "untrained"
-    if not lost and not values:
-        raise FedpflError(
-            f"{folder}: no sample was held out; set validation=0.1, or more for clients of few "
-            "samples"
-        )
-    return TrialResult(
-        value=None if lost else _find_best_score(values, metric),
-        rounds=int(rows[-1]["round"] or 0) if rows else 0,
-        directory=str(folder),
-        lost=lost,
-    )
+    if not lost:
+        if value is None:
+            raise FedpflError(
+                f"{folder}: no sample was held out; set validation=0.1, or more for clients of few "
+                "samples"
+            )
+        # A run is never given up at its end.
+        curve.pop(rounds, None)
+    return TrialResult(None if lost else value, rounds, lost, [*curve.items()])
 
 
-def _read_evaluations(folder: Path, metric: str) -> list[dict[str, float | None]]:
-    """Return rounds and validation scores of rounds.csv; the rest is not even read."""
-    text = (folder / "rounds.csv").read_text(encoding="utf-8")
-    return read_rows(text, only=("round", metric))
+def read_search(path: Path) -> dict[str, Any]:
+    """Read the file of a search: its settings, and the trials that have ended."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _read_scores(folder: Path, metric: str) -> dict[int, float | None]:
+    """Read validation scores by round, None where there is none; the rest is not even read."""
+    path = folder / "rounds.csv"
+    # A run may diverge in its first round.
+    text = path.read_text(encoding="utf-8") if path.is_file() else "round\n"
+    rows = read_rows(text, only=("round", metric))
+    return {int(row["round"] or 0): _keep_finite(row.get(metric)) for row in rows}
 
 
 def _is_untrained(folder: Path) -> bool:
@@ -155,15 +163,13 @@ def _is_untrained(folder: Path) -> bool:
     return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
 
 
-def _list_scores(rows: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
-    """Return the scores in rows of rounds.csv."""
-    values = [row.get(metric) for row in rows]
-    return [value for value in values if value is not None and math.isfinite(value)]
+def _keep_finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None
 
 
-def _find_best_score(values: Sequence[float], metric: str) -> float | None:
-    """Return the best of some scores, None without any."""
-    return (max if METRICS[metric].best == "max" else min)(values, default=None)
+def _find_best_score(values: Sequence[float], metric: str) -> float:
+    """Return the best of some scores."""
+    return (max if METRICS[metric].best == "max" else min)(values)
 
 
 # ---- Whether to give a trial up
@@ -176,39 +182,37 @@ class SearchTrial:
         study_name: of the search, which the run's summary names.
     """
 
-    def __init__(self, sweeper: Mapping[str, Any], number: int):
-        """Read the study, as the process of the job finds it.
+    def __init__(self, sweeper: Mapping[str, Any]):
+        """Read the search, as the process of the job finds it.
 
         Args:
             sweeper: the configuration of Hydra's sweeper.
-            number: of the job.
         """
-        optuna = import_optuna()
         self.study_name = sweeper["study"]
-        storage = open_storage(Path(sweeper["folder"]))
-        study = optuna.load_study(study_name=self.study_name, storage=storage)
-        study.pruner = optuna.pruners.NopPruner()
-        if sweeper["prune"]:
-            study.pruner = optuna.pruners.MedianPruner(
-                n_startup_trials=study.user_attrs["startup"],
-                n_warmup_steps=study.user_attrs["warmup"],
-            )
-        stored = study.trials[number]
-        self._trial = optuna.trial.Trial(study, stored._trial_id)
-        self._told_rounds = {*stored.intermediate_values}
-        self._metric = study.user_attrs["metric"]
-        self._scores = [*stored.intermediate_values.values()]
+        search = read_search(Path(sweeper["folder"]) / f"{self.study_name}.json")
+        self._metric = search["metric"]
+        self._warmup = search["warmup"]
+        curves = [dict(trial["curve"]) for trial in search["trials"] if trial["value"] is not None]
+        is_judging = sweeper["prune"] and len(curves) >= search["startup"]
+        self._curves = curves if is_judging else []
+        self._scores: list[float] = []
 
     def judge(self, round_number: int, row: Mapping[str, Any]) -> None:
-        """Report an evaluated row. Raises TrialPruned if the search gives the trial up."""
-        scores = _list_scores([row], self._metric)
-        if not scores:
+        """Judge an evaluated row.
+
+        Raises:
+            TrialPruned: if the best score so far is worse than the median of finished trials'.
+        """
+        score = _keep_finite(row.get(self._metric))
+        if score is None:
             return
-        self._scores += scores
-        # Optuna refuses a second report of a round.
-        if round_number not in self._told_rounds:
-            self._trial.report(_find_best_score(self._scores, self._metric), round_number)
-        self._require_promising()
+        self._scores.append(score)
+        others = [curve[round_number] for curve in self._curves if round_number in curve]
+        if others and round_number >= self._warmup:
+            best_score = _find_best_score(self._scores, self._metric)
+            median = float(np.percentile(others, 50))
+            if _find_best_score([median, best_score], self._metric) != best_score:
+                raise TrialPruned("given up")
 
     def replay(self, folder: Path, is_finished: bool) -> None:
         """Judge the evaluations that a run directory has. Raises TrialPruned.
@@ -219,13 +223,7 @@ class SearchTrial:
             folder: the run directory.
             is_finished: whether the run is finished; its last round is not judged.
         """
-        if (folder / "rounds.csv").is_file():
-            rows = _read_evaluations(folder, self._metric)
-            # A run is never given up at its end, so its last evaluation is not reported.
-            for row in rows[:-1] if is_finished else rows:
-                self.judge(int(row["round"] or 0), row)
-        self._require_promising()
-
-    def _require_promising(self) -> None:
-        if self._scores and self._trial.should_prune():
-            raise TrialPruned("given up")
+        scores = _read_scores(folder, self._metric)
+        for round_number, score in scores.items():
+            if not is_finished or round_number < max(scores):
+                self.judge(round_number, {self._metric: score})

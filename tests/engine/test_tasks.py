@@ -215,14 +215,14 @@ def test_a_search_for_errors_finds_the_least(tmp_path):
     (word,) = OverridesParser.create().parse_overrides(["local.lr=interval(0.001,0.1)"])
     settings = SearchSettings(6, 2, 2, warmup=0, seed=0, task=REGRESSION, metric="val_rmse")
     space = {"local.lr": parse_distribution(word)}
-    search = Search(tmp_path, "study", space, {}, settings)
+    search = Search(tmp_path / "study.json", space, {}, settings)
 
     told, lines = [], list[str]()
 
     def play(jobs):
         rates = [float(words[0].partition("=")[2]) for _, words in jobs]
         told.extend(abs(rate - 0.03) for rate in rates)
-        return [trials.TrialResult(abs(rate - 0.03), 1, f"run{rate}") for rate in rates]
+        return [trials.TrialResult(abs(rate - 0.03), 1) for rate in rates]
 
     assert search.run(play, lines.append).value == min(told) < max(told)
     assert any("validation RMSE " in line for line in lines)

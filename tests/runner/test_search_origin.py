@@ -14,7 +14,6 @@ from tests.command import keep_last_words, run_command
 from tests.conftest import keep_quick
 
 pytest.importorskip("optuna")
-pytestmark = pytest.mark.usefixtures("migrations_read_once")
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -120,11 +119,11 @@ def test_what_changes_while_a_search_goes_on_stops_it_and_the_next_begins_anew(n
 
 def test_a_finished_search_is_not_run_again_and_a_forgotten_one_takes_its_runs(folder, searched):
     """Without the file of trials the same command ends in the same trials, by the runs there are."""
-    database = folder / "found" / "trials.db"
+    (file,) = (folder / "found").glob("*.json")
     runs_before = {path: path.stat().st_mtime for path in folder.rglob("rounds.csv")}
     again = search(folder)
     assert (again[0], values(again[1]), chosen(again[1])) == (0, [], chosen(searched))
-    database.unlink()
+    file.unlink()
     code, after = search(folder)
     assert code == 0, after
     assert (values(after), chosen(after)) == (values(searched), chosen(searched))

@@ -1,9 +1,8 @@
 """The search for hyperparameters: proposals, what they are judged by, kills."""
 
-import contextlib
 import functools
 import itertools
-import warnings
+import json
 from unittest import mock
 
 import numpy as np
@@ -32,10 +31,6 @@ from tests.command import (
 from tests.conftest import keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
-pytestmark = pytest.mark.usefixtures("migrations_read_once")
-COMPLETE, PRUNED, RUNNING = (
-    optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "RUNNING")
-)
 WORDS = (
     "local.lr=tag(log,interval(0.001,0.1))",
     "method.mu=choice(0.01,0.1,1)",
@@ -51,14 +46,9 @@ def distributions(*words):
     }
 
 
-def search(folder, batch=1, seed=3, first=FIRST, count=8):
+def search(folder, batch=1, seed=3, first=FIRST, count=8, words=WORDS):
     settings = SearchSettings(trials=count, batch=batch, startup=3, warmup=2, seed=seed)
-    return Search(folder, "study", distributions(*WORDS), first, settings)
-
-
-def playing(value_of):
-    """Return what plays trials: of each the value by its number."""
-    return lambda jobs: [trials.TrialResult(value_of(job), 3, str(job)) for job, _ in jobs]
+    return Search(folder / "study.json", distributions(*words), first, settings)
 
 
 def judged(jobs):
@@ -67,16 +57,8 @@ def judged(jobs):
     for _, words in jobs:
         lr, mu, rounds = (float(word.partition("=")[2]) for word in words)
         value = None if lr < 0.003 else 90 - 10 * abs(np.log(lr / 0.03)) + mu
-        found.append(trials.TrialResult(value, int(rounds), f"run{lr}"))
+        found.append(trials.TrialResult(value, int(rounds)))
     return found
-
-
-def told(study):
-    return [
-        (trial.params, trial.value if trial.state == COMPLETE else None)
-        for trial in study.trials
-        if trial.state != 3
-    ]
 
 
 def test_distributions_are_hydras_sweeps():
@@ -102,62 +84,59 @@ def whole(tmp_path_factory):
     @functools.cache
     def find(batch):
         own = search(tmp_path_factory.mktemp("whole"), batch)
-        return own.study, own.run(judged, str)
+        return own, own.run(judged, str)
 
     return find
 
 
-@pytest.mark.parametrize("batch", keep_quick([3, 1]))
+@pytest.mark.parametrize("batch", [3, 1])
 def test_what_is_found_is_the_best_that_ended(batch, whole):
-    study, found = whole(batch)
+    own, found = whole(batch)
+    params = [trial["params"] for trial in own.trials]
     first = {"local.lr": 0.01, "method.mu": "0.1", "rounds": 0}
-    assert study.trials[0].params | {"rounds": 0} == first
-    assert sum(found.trials.values()) == len(study.trials) == 8
+    assert params[0] | {"rounds": 0} == first, "the configuration's, where the space has them"
+    assert sum(found.trials.values()) == len(own.trials) == 8
     assert found.trials["given up"] > 0
-    assert found.rounds == sum(trial.params["rounds"] for trial in study.trials)
-    ended = (trial for trial in study.trials if trial.state == COMPLETE)
-    best = max(ended, key=lambda trial: trial.value)
-    assert found.value == best.value
-    wanted = f"local.lr={best.params['local.lr']:.4g}", f"method.mu={best.params['method.mu']}"
-    assert found.overrides == (*wanted, f"rounds={best.params['rounds']}")
+    assert found.rounds == sum(one["rounds"] for one in params)
+    best = max(own.trials, key=lambda trial: trial["value"] or 0)
+    assert found.value == best["value"]
+    values = best["params"]
+    wanted = f"local.lr={values['local.lr']:.4g}", f"method.mu={values['method.mu']}"
+    assert found.overrides == (*wanted, f"rounds={values['rounds']}")
 
 
-SURVIVED = (3, 2, "tell")
-"""First, so that make test has it: it once was not survived."""
-PLACES = ("play", "ask", "draw", "tell")
-KILLS = sorted(itertools.product((1, 3), (1, 2, 3), PLACES), key=lambda kill: kill != SURVIVED)
+def dying(real, kill):
+    """Return a function of which a call is a kill."""
+    calls = itertools.count(1)
+
+    def call(*given):
+        if next(calls) == kill:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    return call
 
 
-@pytest.mark.parametrize(("batch", "kill", "where"), keep_quick(KILLS))
-def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, tmp_path):
-    own, calls = search(tmp_path, batch), [0]
-
-    def dying(real):
-        def call(*arguments, **named):
-            calls[0] += 1
-            if calls[0] == kill:
-                raise KeyboardInterrupt
-            return real(*arguments, **named)
-
-        return call
-
-    places = {"ask": own.study, "tell": own.study, "draw": optuna.samplers.TPESampler}
-    name = "sample_independent" if where == "draw" else where
-    at = places.get(where)
-    with mock.patch.object(at, name, dying(getattr(at, name))) if at else contextlib.nullcontext():
-        play = judged if at else dying(judged)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_killed_anywhere_it_ends_in_the_same_trials(batch, whole, tmp_path):
+    """While a batch is played, and before it is written."""
+    alone, found = whole(batch)
+    for kill, where in itertools.product((1, 2, 3), ("play", "write")):
+        folder = tmp_path / f"{kill} {where}"
+        own = search(folder, batch)
+        play = judged if where == "write" else dying(judged, kill)
+        own._write = own._write if where == "play" else dying(own._write, kill)
         with pytest.raises(KeyboardInterrupt):
             own.run(play, lambda line: None)
-    again, (study, found) = search(tmp_path, batch), whole(batch)
-    assert again.run(judged, lambda line: None).overrides == found.overrides
-    assert told(again.study) == told(study)
+        again = search(folder, batch)
+        assert again.run(judged, lambda line: None) == found
+        assert again.path.read_text() == alone.path.read_text()
 
 
 def test_other_seeds_propose_other_values(whole, tmp_path):
     own = search(tmp_path, batch=3, seed=4, count=2)
     own.run(judged, lambda line: None)
-    (study, _) = whole(3)
-    assert study.trials[1].params != own.study.trials[1].params
+    assert whole(3)[0].trials[1]["params"] != own.trials[1]["params"]
 
 
 def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
@@ -165,15 +144,16 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
 
     def play(jobs):
         asked.append([words for _, words in jobs])
-        return [trials.TrialResult(float(words[0][-1]), 3, words[0]) for _, words in jobs]
+        curve = [(1, 0.5)]
+        return [trials.TrialResult(float(words[0][-1]), 3, "", curve) for _, words in jobs]
 
-    settings = SearchSettings(trials=6, batch=6, startup=6, warmup=1, seed=3)
-    own = Search(tmp_path, "study", distributions("method.layers=1,2"), {}, settings)
+    own = search(tmp_path, 6, first={}, count=6, words=["method.layers=1,2"])
     found = own.run(play, lambda line: None)
     assert [sorted(batch) for batch in asked] == [[["method.layers=1"], ["method.layers=2"]]]
     assert (found.overrides, found.rounds) == (("method.layers=2",), 6)
     assert found.trials == {"finished": 6, "given up": 0}
-    assert all(trial.value == float(trial.params["method.layers"]) for trial in own.study.trials)
+    assert all(trial["value"] == float(trial["params"]["method.layers"]) for trial in own.trials)
+    assert sum(len(trial["curve"]) for trial in own.trials) == 2, "one of each is in the median"
 
 
 def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
@@ -181,95 +161,68 @@ def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
         return search(folder, count=count).run(judged, str)
 
     find(tmp_path / "long", 3)
-    short, again = find(tmp_path / "short", 1), find(tmp_path / "long", 1)
-    assert (again.overrides, again.rounds) == (short.overrides, short.rounds)
-    assert again.trials == short.trials
+    assert find(tmp_path / "long", 1) == find(tmp_path / "short", 1)
 
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
     with pytest.raises(FedpflError, match="none of 2 trials finished"):
-        search(tmp_path, count=2).run(playing(lambda number: None), str)
+        search(tmp_path, count=2).run(lambda jobs: [trials.TrialResult(None, 3)], str)
 
 
 def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     """What stands in another column is not even read."""
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
     (tmp_path / "rounds.csv").write_text(text)
-    assert trials.read_trial_result(tmp_path) == trials.TrialResult(50.5, 3, str(tmp_path))
+    assert trials.read_trial_result(tmp_path) == trials.TrialResult(50.5, 3, "", [(1, 50.5)])
     lost = trials.read_trial_result(tmp_path, lost="given up")
-    assert (lost.value, lost.lost) == (None, "given up")
+    assert lost == trials.TrialResult(None, 3, "given up", [(1, 50.5), (3, 50.5)])
     for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
         (tmp_path / "rounds.csv").write_text(text)
         with pytest.raises(FedpflError, match=r"set validation=0\.1"):
             trials.read_trial_result(tmp_path)
 
 
-def test_the_metric_that_is_asked_for_is_the_only_column_read(tmp_path):
-    """Its better end decides; another column of the same row does not."""
-    better = {"val_ft_accuracy": (40.0, 60.0), "val_loss": (3.0, 1.0)}
-    for metric, (worse, best) in better.items():
-        folder = tmp_path / metric
-        folder.mkdir()
-        text = f"round,val_accuracy,{metric}\n1,poison,{worse}\n2,poison,\n3,poison,{best}\n"
-        (folder / "rounds.csv").write_text(text)
-        assert trials.read_trial_result(folder, metric).value == best
-        settings = SearchSettings(3, 1, startup=1, warmup=0, seed=3, metric=metric)
-        own = Search(folder, "study", distributions(*WORDS), FIRST, settings)
-        own.study.ask(own._space)
-        trial = trials.SearchTrial({"study": "study", "folder": folder, "prune": False}, 0)
-        trial.replay(folder, is_finished=False)
-        trial.judge(4, {"val_accuracy": 99.0, "val_loss": 2.0, "val_ft_accuracy": 50.0})
-        assert own.study.trials[0].intermediate_values == {1: worse, 3: best, 4: best}
-        lines = []
-        found = own.run(playing([worse, best, worse].__getitem__), lines.append)
-        assert found.value == best
-        assert f": {metric} {best:.4g}" in lines[1]
+METRICS = {"val_accuracy": (40, 60, 50), "val_ft_accuracy": (40, 60, 50), "val_loss": (3, 1, 2)}
+"""A column, with a bad, a good and a middling value."""
 
 
-def is_given_up(ask, *given):
-    try:
-        ask(*given)
-    except TrialPruned:
-        return True
-    return False
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_trial_worse_than_the_median_of_those_that_ended_is_given_up(metric, tmp_path):
+    """By its best round so far, from the rounds of `warmup` on, and in that column alone."""
+    bad, good, middling = METRICS[metric]
+    ended = [
+        {"value": 1.0, "curve": [[1, good], [4, value], [5, good]]} for value in METRICS[metric]
+    ]
+    ended += [{"value": None, "curve": [[4, good]]}, {"value": 1.0, "curve": []}]
+    options = {"study": "study", "folder": str(tmp_path), "prune": True}
 
+    def is_given_up(*scores, startup=4, is_finished=None, **more):
+        stored = {"metric": metric, "warmup": 2, "startup": startup, "trials": ended}
+        (tmp_path / "study.json").write_text(json.dumps(stored))
+        trial = trials.SearchTrial({**options, **more})
+        try:
+            if is_finished is not None:
+                lines = [f"{step},1,{score}\n" for step, score in scores]
+                (tmp_path / "rounds.csv").write_text(f"round,accuracy,{metric}\n{''.join(lines)}")
+                trial.replay(tmp_path, is_finished)
+            else:
+                for step, score in scores:
+                    trial.judge(step, {"accuracy": 0.0, metric: score})
+        except TrialPruned:
+            return True
+        return False
 
-def test_a_trial_below_the_median_of_those_that_ended_is_given_up(tmp_path):
-    """Each is compared by its best round so far, also where it was begun again."""
-    own, options = search(tmp_path), {"study": "study", "folder": str(tmp_path), "prune": True}
-
-    def played(*values, **more):
-        number = own.study.ask(own._space).number
-        answers = []
-        for step, value in enumerate(values, 4):
-            trial = trials.SearchTrial({**options, **more}, number)  # each time begun again
-            assert [is_given_up(trial.replay, tmp_path, False)] == (answers or [False])[-1:]
-            row = {"val_accuracy": value, "accuracy": 99.0}
-            answers.append(is_given_up(trial.judge, step, row))
-        reported = own.study.trials[number].intermediate_values
-        own.study.tell(number, values[0])
-        return answers, reported
-
-    for value in (50.0, 60.0):
-        assert played(value)[0] == [False]
-    assert played(70.0, 10.0) == ([False] * 2, {4: 70.0, 5: 70.0})
-    assert played(59.0)[0] == [True]
-    assert played(1.0, prune=False)[0] == [False]
-    assert played(60.0, 69.0, 71.0) == ([False, True, False], {4: 60.0, 5: 69.0, 6: 71.0})
-    number = own.study.ask(own._space).number
-    trial = trials.SearchTrial(options, number)
-    trial.replay(tmp_path, False)
-    # The first is too early.
-    for step, value in ((1, 1.0), (2, None), (4, 80.0), (5, float("nan")), (6, 1.0)):
-        trial.judge(step, {"val_accuracy": value, "accuracy": 0.0})
-    assert own.study.trials[number].intermediate_values == {1: 1.0, 4: 80.0, 6: 80.0}
-    # A run that is there is judged as it was played: not at its end, and each round once.
-    (tmp_path / "rounds.csv").write_text("round,accuracy,val_accuracy\n4,99,1.0\n")
-    number = own.study.ask(own._space).number
-    with warnings.catch_warnings(action="error"):
-        for is_finished in (True, False, False):
-            trial = trials.SearchTrial(options, number)
-            assert is_given_up(trial.replay, tmp_path, is_finished) != is_finished
+    assert is_given_up((4, bad))
+    assert not is_given_up((4, middling)), "equal to the median"
+    assert not is_given_up((4, middling), (5, None), (6, bad)), "nothing is known of round 6"
+    assert not is_given_up((3, good), (4, bad)), "its best round counts"
+    assert not is_given_up((1, bad), (4, None), (4, float("nan")))
+    assert not is_given_up((4, bad), startup=5)
+    assert not is_given_up((4, bad), prune=False)
+    # A run that is there is judged as it was played: not at its end.
+    assert not is_given_up((4, bad), is_finished=True)
+    assert is_given_up((4, bad), is_finished=False)
+    assert is_given_up((4, bad), (5, bad), is_finished=True)
 
 
 @pytest.fixture(scope="module")
