@@ -23,9 +23,9 @@ from fedpfl.engine.sampling import ClientSteps, SamplingRehearsal
 from fedpfl.engine.state import State, make_initial_state
 from fedpfl.engine.stopping import Stopping, pick_cohort
 from fedpfl.engine.store import SPARE, Store
-from fedpfl.engine.training.hook_checks import vmap_advice, with_hook_checks
 from fedpfl.engine.training.local import Local, unused_optimizer_text
 from fedpfl.engine.training.train_plan import FineTuning
+from fedpfl.engine.training.vectorize import vmap_advice
 
 __all__ = [
     "SPARE",
@@ -60,5 +60,4 @@ __all__ = [
     "untrained_upload",
     "unused_optimizer_text",
     "vmap_advice",
-    "with_hook_checks",
 ]

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws, generator, track_global_draws
 from fedpfl.engine.state import State
-from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground.traffic import Traffic
@@ -168,11 +167,7 @@ def estimate_work(call: Call, client: int) -> float:
 
 
 def with_before_turn(call: AnyCall) -> AnyCall:
-    """Return the call with the overlay that `Method.before_turn` gives, unless it has one.
-
-    Raises:
-        MethodError: The hook breaks its rule.
-    """
+    """Return the call with the overlay that `Method.before_turn` gives, unless it has one."""
     method = call.method
     state = call.state
     if call.overlay is not None or type(method).before_turn is Method.before_turn:
@@ -183,10 +178,9 @@ def with_before_turn(call: AnyCall) -> AnyCall:
     tracking = track_global_draws(method, (seed, purpose, round_number, "before_turn", "process"))
     with tracking, torch.no_grad():
         clients = state.client(call.clients)
-        checked_method = with_hook_checks(method, client=state.rows.initial["client"])
         # An evaluation draws nothing, so that it gives the same numbers however often it is asked.
         hook_generator = None
         if isinstance(call, TrainCall):
             hook_generator = generator(seed, purpose, round_number, "before_turn")
-        overlay = checked_method.before_turn(state.server, clients, state.others(), hook_generator)
+        overlay = method.before_turn(state.server, clients, state.others(), hook_generator)
         return replace(call, overlay=overlay)

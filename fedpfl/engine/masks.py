@@ -10,7 +10,6 @@ from torch import Tensor
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.state import State
-from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.ground import tree
 from fedpfl.methods import Method
 
@@ -30,11 +29,10 @@ def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
     """
     if type(method).masks is Method.masks:
         return None
-    checked_method = with_hook_checks(method)
     local_masks = []
     with track_global_draws(method, ("masks", state.round)):
         for client in state.rows.stored_clients[:MOST]:
-            masks = checked_method.masks(state.server, state.client(client))
+            masks = method.masks(state.server, state.client(client))
             local_masks.append({"client": torch.tensor(client), "masks": tree.to(masks, "cpu")})
     all_masks = ranks.gather_to_main(local_masks) if state.rows.is_stored_here else local_masks
     masks_by_client = {int(row["client"]): row["masks"] for row in all_masks}

@@ -18,7 +18,6 @@ from fedpfl.engine.protect import ProtectedUploads, protect_uploads
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping, update_stopping
 from fedpfl.engine.training.forms import describe_form_change, persistent_entries
-from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
@@ -221,10 +220,8 @@ def choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Tur
     """
     method = setup.method
     round_number = state.round + 1
-    # Turns may differ in every round, and looking at them costs nothing.
-    checked_method = with_hook_checks(method, client=state.rows.initial["client"])
     with track_global_draws(method, (setup.seed, "turns", round_number, "process")):
-        turns = checked_method.turns(
+        turns = method.turns(
             state.round,
             cohort,
             setup.federation.clients,
@@ -490,7 +487,7 @@ def _aggregate_turn(
         "server": describe_form_change(server, state.server),
         "client": describe_form_change(tree.take(client_states, 0), initial_client),
     }
-    hook_name = "turns (Turn.survey)" if survey else "aggregate"
+    hook_name = "turns (Turn.survey)" if survey else "finish or aggregate"
     for owner, change in changes.items():
         if change:
             raise MethodError(
@@ -504,10 +501,7 @@ def _aggregate_turn(
 def _call_aggregate(
     setup: RoundSetup, state: State, trained: _TrainedTurn, aggregate_generator: Generator
 ) -> tuple[Tree, Entries]:
-    """Return the answer of `Method.aggregate`, which is checked in the first round."""
-    method = setup.method
-    if state.round == 0:
-        method = with_hook_checks(method, client=state.rows.initial["client"])
+    """Return the answer of `Method.aggregate`, given the facts beside the states."""
     participation = trained.participation
     client_states = {
         **participation.client_states,
@@ -515,7 +509,7 @@ def _call_aggregate(
         "trained": participation.trained,
         "statistics": participation.buffers,
     }
-    return method.aggregate(
+    return setup.method.aggregate(
         state.server,
         client_states,
         setup.backend.net.bind(state.server_buffers),

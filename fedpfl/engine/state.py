@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.store import Rows, RowStorage
-from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Entries, Tree
@@ -118,8 +117,7 @@ def make_initial_state(
     buffers = tree.to(net.buffers, device)
     with track_global_draws(method, (seed, "init", "process")):
         parts = net.parts if net.parts.clients else replace(net.parts, clients=clients)
-        server, client = with_hook_checks(method).init(params, parts)
-        method = with_hook_checks(method, client)
+        server, client = method.init(params, parts)
         varied_entries = method.init_clients(clients, generator(seed, "endow"))
 
     # ---- Statistics by model role, and where they live

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedpfl import engine
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
+from fedpfl.ground.origin import is_of_package
 from fedpfl.methods import METHODS
 
 MEMORY_SIGNS = (
@@ -101,6 +102,8 @@ def _explain_method_error(
     method_name = OmegaConf.select(cfg, "method.name")
     hook, line = _find_failed_hook(error, cfg)
     if not hook:
+        if method_name in METHODS and not is_of_package(METHODS[method_name]):
+            error.add_note("`fedpfl check` tells which hook of a method answers wrongly")
         return None
     vmap_advice = engine.vmap_advice(error)
     if vmap_advice:

@@ -32,9 +32,8 @@ def estimate_needs(run: Run) -> ResourceNeeds:
         run.account.check()  # calibrates the noise
 
     # ---- Bytes of one client's state, with its statistics
-    method = engine.with_hook_checks(run.method)
-    server, client = method.init(run.net.params, run.net.parts)
-    local_buffers = [run.net.buffers for rule in method.buffers().values() if rule == "local"]
+    server, client = run.method.init(run.net.params, run.net.parts)
+    local_buffers = [run.net.buffers for rule in run.method.buffers().values() if rule == "local"]
     client_bytes = tree.nbytes(client) + sum(map(tree.nbytes, local_buffers))
 
     # ---- Clients that will have trained

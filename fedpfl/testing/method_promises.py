@@ -18,12 +18,12 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
-from fedpfl.engine.keys import Draws, find_global_draws
+from fedpfl.engine.keys import Draws, find_global_draws, generator
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import FACTS, Method
 from fedpfl.testing.promises import (
     Promise,
     Unkept,
@@ -72,8 +72,18 @@ PADDED = (
 def keeps_form(trial: MethodTrial, engine: str) -> None:
     """Client states keep their structure, shapes and dtypes, and numbers stay finite."""
     # Playing raises MethodError where an answer has another form.
-    trees = trial.play_cohorts(engine)[0]
-    for path, leaf in flatten(trees).items():
+    states = trial.play_cohorts(engine)[0]
+    for played, cohort in enumerate(COHORTS):
+        turns = trial.method.turns(played, cohort, len(EVERYONE), generator(0, "turns", played + 1))
+        trained = sorted(client for turn in turns if not turn.survey for client in turn.clients)
+        if len({*trained}) < len(trained):
+            raise Unkept(f"turns returned {turns}; each client may train once")
+    facts = sorted({*FACTS} & {*states[0].rows.initial["client"]})
+    if facts:
+        raise Unkept(
+            f"init returned a client state with {facts[0]!r}, which the engine lays over it"
+        )
+    for path, leaf in flatten(states).items():
         if leaf.requires_grad:
             raise Unkept(f"{path} requires gradients; detach what is kept")
         if leaf.is_floating_point() and not leaf.isfinite().all():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import fedpfl
+from fedpfl.engine import vmap_advice
 from fedpfl.engine.backends.ranks import error_frames
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
 
@@ -141,7 +142,8 @@ def try_promise(trial: Trial, promise: Promise, quick: bool = False) -> Verdict:
 
 def describe_error(error: BaseException) -> str:
     """Describe an error in one line, with its place in the author's code."""
-    text = f"raised {error_text(original_error(error), with_class=True)}"
+    original = original_error(error)
+    text = vmap_advice(original) or f"raised {error_text(original, with_class=True)}"
     for file, function, line in reversed(error_frames(error)):
         if not file.startswith((*LIBRARIES, "<")):
             return f"{function} {text} ({file}:{line})"

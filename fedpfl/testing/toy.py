@@ -46,6 +46,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.models.norm import BatchNorm2d
+from fedpfl.testing.answers import with_checked_answers
 from fedpfl.testing.promises import Trial, Unkept
 
 CPU = torch.device("cpu")
@@ -351,7 +352,8 @@ class MethodTrial(Trial):
     ) -> tuple[list[State], list[Outcome]]:
         settings = PlaySettings(engine=engine)
         net = self.net(norm)
-        return play_rounds(self.method, net, tiny_federation(), cohorts, settings, state=state)
+        method = with_checked_answers(self.method)
+        return play_rounds(method, net, tiny_federation(), cohorts, settings, state=state)
 
     def train_part(
         self, engine: Engine | str, state: State, clients: list[int], cohort: list[int]

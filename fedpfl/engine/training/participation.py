@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine.calls import AnyCall, Counts, EvalCall, Participation, TrainCall
+from fedpfl.engine.calls import Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.training.clients import OneClient, apply_overlay
-from fedpfl.engine.training.hook_checks import with_hook_checks
+from fedpfl.engine.training.forms import persistent_entries
 from fedpfl.engine.training.jobs import Autocast, ClientRow, EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.operations import FlopMeter, count_training_flops
 from fedpfl.engine.training.protected import require_protectable
@@ -37,15 +37,11 @@ from fedpfl.models import Net
 TrainJobs = Generator[TrainJob | EvalJob, Any, Participation]
 EvalJobs = Generator[TrainJob | EvalJob, Any, dict[str, Any]]
 
-_first_round_of_kind: dict[tuple[Any, ...], int] = {}
-"""The round in which this process first answered a call of a kind."""
-
 
 def run_participation(
     call: TrainCall, clients: OneClient, net: Net, autocast: Autocast
 ) -> TrainJobs:
     """Take clients through a round, in the order of the Method's hooks."""
-    call = with_first_checks(call, net)
     hooks = _TrainingHooks(call, clients, net, autocast)
 
     # ---- Step 1: clients prepare, and the server sends them their start.
@@ -96,7 +92,6 @@ def run_participation(
 
 def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autocast) -> EvalJobs:
     """Evaluate clients' personal models, or copies fine-tuned on their training data."""
-    call = with_first_checks(call, net)
     rows = [ClientRow(call.federation, client_id) for client_id in clients.clients]
     draws = [call.draws] * len(rows)
 
@@ -144,19 +139,6 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
             columns.append((yield replace(job, rows=other_rows, metrics=())))
         counts["common"] = tree.combine(partial(torch.stack, dim=-1), columns)
     return counts
-
-
-def with_first_checks(call: AnyCall, net: Net) -> AnyCall:
-    """Return the call, with hook checks if its kind is new to this process."""
-    method = call.method
-    state = call.state
-    is_personal = isinstance(call, EvalCall) and call.tuning is None
-    kind = type(method), type(call), is_personal
-    if state.round > _first_round_of_kind.setdefault(kind, state.round):
-        return call
-    initial_client = state.rows.initial["client"]
-    checked_method = with_hook_checks(method, initial_client, call.federation.classes)
-    return replace(call, method=checked_method)
 
 
 def _empty_counts(client_ids: Tensor) -> Counts:
@@ -309,7 +291,7 @@ class _TrainingHooks:
     def finish(self, client: Entries, start: Tree, params: Tree) -> tuple[Tree, Entries, Traffic]:
         """Return a client's upload, the state it keeps, and the upload's traffic."""
         upload, new_client = self._method.finish(self._server, client, start, params)
-        client_state = tree.select(new_client, self._call.state.rows.initial["client"])
+        client_state = persistent_entries(new_client, self._call.state.rows.initial["client"])
         return upload, client_state, traffic.count_traffic(upload)
 
     def evaluate_trained(

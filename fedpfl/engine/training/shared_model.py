@@ -24,7 +24,6 @@ from fedpfl.engine.training.evaluation import (
     evaluate_clients,
 )
 from fedpfl.engine.training.jobs import Autocast, ClientRow, EvalJob, concatenate_rows
-from fedpfl.engine.training.participation import with_first_checks
 from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -134,8 +133,7 @@ def find_shared_model(call: Call, net: Net) -> SharedModel | None:
         if len(clients) < 2:
             return None
         state = call.state.client(clients[0])
-        method = with_first_checks(call, net).method
-        params = method.personal(call.state.server, tree.drop(state, unshown))
+        params = call.method.personal(call.state.server, tree.drop(state, unshown))
     except (Exception, SystemExit):
         return None
     return SharedModel(call, clients, Model(params, state["statistics"]))

@@ -21,6 +21,7 @@ from fedpfl.engine.training.protected import (
 from fedpfl.engine.training.sgd import Moments, optimizer_step_
 from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
+from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
@@ -145,13 +146,19 @@ class PureStep:
         return tree.rebuild(params, leaves)
 
     def compute_loss(self, state: StepState, bound: Bound, batch: Batch) -> tuple[Tensor, Tree]:
-        """Compute the loss and its record."""
+        """Compute the loss and its record. Raises MethodError for one without gradient."""
         objective = self.phase.loss or self.job.plan.loss
         if state.surroundings:
             objective = embed_objective(objective, state.surroundings)
         with self.autocast():
             loss = objective(state.server, state.client, bound, state.params, batch)
-        return loss if isinstance(loss, tuple) else (loss, {})
+        loss, record = loss if isinstance(loss, tuple) else (loss, {})
+        if not loss.requires_grad:  # the batched backend would train by zeros, in silence
+            raise MethodError(
+                f"{type(self.job.method).__name__}: the loss has no gradient (is it or `predict`"
+                " detached, or computed under torch.no_grad?)"
+            )
+        return loss, record
 
     def show_gradient(
         self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
