@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine.backends import ranks
 from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 
 MOST = 100
@@ -20,7 +20,7 @@ EXACT = 2**24
 
 
 def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
-    """Compare the masks of the clients that took part. All processes must call it.
+    """Compare the masks of the clients that took part.
 
     Returns:
         `clients`, their numbers, at most MOST, and `tensors`, by name: `entries`; `held`, how many
@@ -29,14 +29,12 @@ def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
     """
     if type(method).masks is Method.masks:
         return None
-    local_masks = []
+    masks_by_client: dict[int, Tree] = {}
     with track_global_draws(method, ("masks", state.round)):
         for client in state.rows.stored_clients[:MOST]:
             masks = method.masks(state.server, state.client(client))
-            local_masks.append({"client": torch.tensor(client), "masks": tree.to(masks, "cpu")})
-    all_masks = ranks.gather_to_main(local_masks) if state.rows.is_stored_here else local_masks
-    masks_by_client = {int(row["client"]): row["masks"] for row in all_masks}
-    clients = sorted(masks_by_client)[:MOST]
+            masks_by_client[client] = tree.to(masks, "cpu")
+    clients = [*masks_by_client]
     if not clients:
         return None
     tensors = {}

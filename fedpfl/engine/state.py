@@ -11,7 +11,6 @@ from torch import Tensor
 from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.store import Rows, RowStorage
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import STORED, Method
 from fedpfl.models import Net
@@ -101,17 +100,7 @@ def make_initial_state(
         storage: Where clients' states are kept; by default with the model.
         seed: Of what makes clients differ (`Method.init_clients`).
         stopping: Whether clients stop early.
-
-    Raises:
-        FedpflError: The storage hides rows from a method that reads those of other clients.
     """
-    storage = storage or RowStorage()
-    if storage.is_stored_here and type(method).before_turn is not Method.before_turn:
-        raise FedpflError(
-            f"{type(method).__name__} reads other clients' states (before_turn), of which each "
-            "process has its own alone; leave out state.sharded=true"
-        )
-
     # ---- The method's initial trees
     params = tree.to(net.params, device)
     buffers = tree.to(net.buffers, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,11 +29,9 @@ class Store(Checked):
         device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the
             run directory). The files have no names: they are gone, and their room is free again,
             when the process ends.
-        sharded: Each of several processes stores its clients' states alone.
     """
 
     device: Literal["auto", "cpu", "disk"] = "auto"
-    sharded: bool = False
 
     def on(self, device: torch.device) -> torch.device:
         """Return the device of the stored tensors, beside a model on `device`."""
@@ -85,13 +83,10 @@ class RowStorage:
 
     Attributes:
         folder: Of a store on disk.
-        is_stored_here: Which clients' rows this process stores, if they are sharded; it has the
-            initial rows of all clients.
     """
 
     store: Store = field(default_factory=Store)
     folder: Path | None = None
-    is_stored_here: Callable[[int], bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +109,7 @@ class Rows:
         initial: One client's tree.
         clients: How many there are.
         device: Of the trees that `take` gives.
-        folder: As in RowStorage, as is `is_stored_here`.
+        folder: As in RowStorage.
         writes: How often rows were written so far.
     """
 
@@ -129,7 +124,6 @@ class Rows:
         storage = storage or RowStorage()
         self.clients = clients
         self.device = device
-        self.is_stored_here = storage.is_stored_here
         self.writes = 0
         self._store = storage.store
         self.folder = storage.folder
@@ -185,8 +179,6 @@ class Rows:
         values: list[Tensor] = []
         rows = tree.to(rows, self._store.on(self.device))
         for position, client in enumerate(clients):
-            if self.is_stored_here and not self.is_stored_here(client):
-                continue
             if client not in self._position_of_client:
                 self._add_row(client)
             for part, stacked in rows.items():

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from itertools import compress
 
-import torch
-
 from fedpfl import engine
 from fedpfl.config.run import Run
-from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import pluralize
 from fedpfl.record.columns import ALMOST_NOBODY_SHARE
 
@@ -27,16 +24,10 @@ MODEL_COLUMNS = (
 def find_trained_clients(state: engine.State) -> set[int]:
     """Return the indices of clients that have made a step."""
     rows = state.rows
-    trained: list[int] = []
-    if rows.stored_clients:
-        flags = rows.take("facts", rows.stored_clients)["trained"].tolist()
-        trained = [*compress(rows.stored_clients, flags)]
-    if not rows.is_stored_here:
-        return set(trained)
-    # Each process knows its own clients alone where states are sharded.
-    parts = ranks.gather_to_main([torch.tensor(trained, dtype=torch.int64)])
-    by_process = ranks.broadcast_value(dict(enumerate(parts)))
-    return set(torch.cat([*by_process.values()]).tolist())
+    if not rows.stored_clients:
+        return set()
+    flags = rows.take("facts", rows.stored_clients)["trained"].tolist()
+    return {*compress(rows.stored_clients, flags)}
 
 
 class Attendance:

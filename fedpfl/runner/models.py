@@ -251,10 +251,6 @@ class Models(ABC):
         run = self._run
         federation, number = locate_clients(run)[self.client_number(client)]
         state = self._newcomers if federation is run.newcomers else self._state
-        if state.rows.is_stored_here and not state.rows.is_stored_here(number):
-            raise FedpflError(
-                f"the state of client {client} is in another process; leave out state.sharded=true"
-            )
         return federation, state, number
 
     @cached_property

@@ -142,11 +142,7 @@ def restore_state(
     """
     # ---- Step 1: a fresh state. The checkpoint overwrites its rows.
     file = (path or Path()) / "state.pt"
-    storage = RowStorage(
-        store=run.state,
-        folder=path,
-        is_stored_here=ranks.is_stored_here if run.state.sharded else None,
-    )
+    storage = RowStorage(store=run.state, folder=path)
     state = engine.make_initial_state(
         method=run.method,
         net=run.net,
@@ -263,20 +259,16 @@ class Progress:
         """Save the last finished round, unless the next has overwritten its client states."""
         rows = self.state.rows
         is_new = self.state.round > self._saved_round
-        if is_new and rows.writes == self._row_writes and not rows.is_stored_here:
+        if is_new and rows.writes == self._row_writes:
             self.save()
 
     def save(self) -> None:
         """Write a checkpoint."""
         start_time = time.monotonic()
-        rows = self.state.rows
-        saved_rows = rows.saved()
-        if rows.is_stored_here:
-            saved_rows = ranks.gather_to_main(saved_rows)
         self.directory.checkpoint(
             {
                 "round": self.state.round,
-                "rows": saved_rows,
+                "rows": self.state.rows.saved(),
                 **{name: getattr(self.state, name) for name in STATE_TREES},
                 "best": self.best_row,
                 "last": self.last_row,

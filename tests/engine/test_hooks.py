@@ -15,10 +15,9 @@ from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.store import RowStorage
 from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError, MethodError
+from fedpfl.ground.errors import MethodError
 from fedpfl.methods import Batch, FedALA, FedAvg, Phase
 from tests.conftest import (
     BACKENDS,
@@ -397,13 +396,6 @@ def test_statistics_of_another_form_are_refused(backend, federation):
     told = r"statistics were found in another form than the network's, main.*is missing"
     with pytest.raises(MethodError, match=told):
         participate(Wrong(), tiny(norm=True), federation, state, [0], engine=backend)
-
-
-def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
-    storage = RowStorage(is_stored_here=lambda client: True)
-    told = r"Neighbours reads other clients' states .*; leave out state.sharded=true"
-    with pytest.raises(FedpflError, match=told):
-        make_initial_state(Neighbours(), net, 10, CPU, storage)
 
 
 # Turns and phases without training

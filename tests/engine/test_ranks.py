@@ -12,9 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,14 +22,13 @@ from unittest import mock
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, Stopping, make_backend, make_initial_state
+from fedpfl.engine import Engine, FineTuning, Stopping, make_backend
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends import selection as select
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.store import RowStorage
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, Method
+from fedpfl.methods import METHODS
 from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.testing import toy
 from tests.command import (
@@ -59,7 +58,6 @@ from tests.conftest import (
     tiny,
 )
 from tests.record.test_damage import assert_ends_alike
-from tests.runner.test_resume import rows_by_client
 
 TOOLS = """
 import io, json, os, signal, sys
@@ -78,7 +76,7 @@ TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
 SHORT = replace(LOCAL, epochs=1)
 FEW = ("seqfededt", "fedamp")
-"""Turns of a single client; models of others, which sharded states refuse."""
+"""Turns of a single client; models of others."""
 RUN = (
     *(*TINY_TASK, "rounds=4", "partition.samples_per_client=60", "eval.every=2"),
     *("method=fedobp", "quantile.q=0.9", "eval.finetune_epochs=1", "eval.finetune_every=4"),
@@ -191,26 +189,17 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
     return {path: torch.as_tensor(leaf) for path, leaf in flatten(found).items()}
 
 
-def storing(names: Iterable[str]) -> list[str]:
-    """The methods that do not read other clients' states, which sharded ones cannot be."""
-    return [name for name in names if METHODS[name].before_turn is Method.before_turn]
-
-
-def play_part(engine: str, names: list[str]) -> dict[str, dict[str, torch.Tensor]]:
-    """Play as one of the processes, with whole and then with sharded states."""
+def play_part(engine: str, names: list[str]) -> dict[str, torch.Tensor]:
+    """Play as one of the processes."""
 
     def distribute(*about: Any) -> Any:
         return ranks.distribute_backend(make_backend(*about), CPU)
 
-    storage = RowStorage(is_stored_here=ranks.is_stored_here)
-    sharded = partial(make_initial_state, storage=storage)
     ranks.join_process_group()
     with mock.patch.object(toy, "make_backend", distribute):
-        whole = played(names, engine)
-        with mock.patch.object(toy, "make_initial_state", sharded):
-            parts = played(storing(names), engine)
+        found = played(names, engine)
     ranks.leave_process_group()
-    return {"whole": whole, "sharded": parts}
+    return found
 
 
 PLAY = """
@@ -224,11 +213,11 @@ torch.save(play_part(sys.argv[2], sys.argv[3:]), sys.argv[1])
 @pytest.fixture(scope="module")
 def together(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., list[dict[str, dict[str, torch.Tensor]]]]:
+) -> Callable[..., list[dict[str, torch.Tensor]]]:
     """What each of so many processes has seen; this one is process 0."""
 
     @cache
-    def see(count: int, engine: str, *names: str) -> list[dict[str, dict[str, torch.Tensor]]]:
+    def see(count: int, engine: str, *names: str) -> list[dict[str, torch.Tensor]]:
         cwd = tmp_path_factory.mktemp("together")
         port, threads = find_port(), torch.get_num_threads()
         others = [
@@ -247,33 +236,16 @@ def together(
 
 @pytest.mark.parametrize(("count", "names"), keep_quick([(2, FEW), (2, METHODS), (3, METHODS)]))
 def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, together):
-    """With sharded states too, where each process stores its own clients alone."""
-    alone, clients = played(list(names)), torch.arange(6)
+    alone = played(list(names))
     assert len(alone) > 50 * len(names)
-    storing_names = storing(names)
-    for rank, found in enumerate(together(count, "loop", *names)):
-        assert_same(found["whole"], alone)
-        own = found["sharded"]
-        assert own.keys() == {path for path in alone if path.split("/")[1] in storing_names}
-        stored, others = clients[clients % count == rank], clients[clients % count != rank]
-        changed = False
-        for path in own:
-            leaf = alone[path]
-            _, name, part, _at, *rest = path.split("/")
-            if part != "0" or rest[0] not in ("clients", "client_buffers"):
-                assert_same(own[path], leaf)
-                continue
-            first = alone[f"/{name}/0/0/{'/'.join(rest)}"]
-            assert_same(own[path][stored], leaf[stored])
-            assert_same(own[path][others], first[others])
-            changed |= not torch.equal(leaf[others], first[others])
-        assert changed
+    for found in together(count, "loop", *names):
+        assert_same(found, alone)
 
 
 @pytest.mark.full
 def test_on_the_batched_backend_processes_agree_and_one_alone_is_within_rounding(together):
     alone = played(["fedobp"], "batched")
-    one, other = (found["whole"] for found in together(2, "batched", "fedobp"))
+    one, other = together(2, "batched", "fedobp")
     assert_same(one, other)
     assert_close(one, alone, atol=1e-4, rtol=1e-4)
 
@@ -323,18 +295,6 @@ def test_a_run_on_several_processes_is_that_of_one_and_process_0_alone_writes_an
         result = wait_for(torchrun(count, *RUN, "state.device=disk", cwd=tmp_path))
         assert (result.code, (result.out + result.err).count(said)) == (0, 1), result
         assert_ends_alike(tmp_path / "run", alone)
-
-
-@pytest.mark.full
-def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(tmp_path, alone):
-    whole = rows_by_client(alone)
-    for count, keys in ((2, ("state.sharded=true",)), (3, ()), (1, ("state.sharded=true",))):
-        result = wait_for(torchrun(count, *RUN, *keys, cwd=tmp_path))
-        assert result.code == 0, result.err
-        assert_same(rows_by_client(tmp_path / "run"), whole)
-        for name in ("clients.csv", "masks.json"):
-            assert (tmp_path / "run" / name).read_bytes() == (alone / name).read_bytes()
-        rewrite_summary(tmp_path / "run", status="running")
 
 
 KILLS = {

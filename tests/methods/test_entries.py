@@ -361,15 +361,8 @@ def test_masks_are_counted_as_sets(method: Method) -> None:
 
 
 def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of what processes collect, of which each gives its own first ones."""
     method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
     whole = engine.compare_masks(method, state)
-    state.rows.is_stored_here = lambda client: True
-    given: list[Any] = []
-    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda rows: given.extend(rows) or rows)
-    assert engine.compare_masks(method, state) == whole
-    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda rows: given[1::2] + given[::2])
-    assert engine.compare_masks(method, state) == whole
     monkeypatch.setattr(masks, "MOST", 3)
     monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
     few = engine.compare_masks(method, state)

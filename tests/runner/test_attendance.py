@@ -83,7 +83,7 @@ def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_
 def told_in(rounds, early=False):
     """The rounds after which something is told, of a hundred clients, ten of them a round."""
     run = SimpleNamespace(cohort=10, stopping=SimpleNamespace(early=early))
-    state = SimpleNamespace(rows=SimpleNamespace(stored_clients=[], is_stored_here=None))
+    state = SimpleNamespace(rows=SimpleNamespace(stored_clients=[]))
     counts, said = Attendance(run, state), {}
     for number, (trained, drawn) in enumerate(rounds, 1):
         outcome = SimpleNamespace(trained=torch.ones(trained, dtype=torch.bool))

@@ -77,14 +77,10 @@ def test_each_round_has_its_learning_rate(tmp_path):
     assert_same({"": first}, {"": plain.personal(0)["classifier.weight"]})
 
 
-def test_models_go_when_the_next_round_begins_and_those_of_other_processes_are_not_here(tmp_path):
+def test_models_go_when_the_next_round_begins(tmp_path):
     rounds = fedpfl.rounds(*WORDS, directory=tmp_path / "run")
     first = next(rounds)
-    # As under torchrun with state.sharded=true
-    first.state.rows.is_stored_here = lambda client: client != 1
     first.personal(0)
-    with pytest.raises(FedpflError, match="the state of client 1 is in another process"):
-        first.personal(1)
     next(rounds)
     message = "round 1 is over, and its models with it: ask before the next round"
     with pytest.raises(FedpflError, match=message):

@@ -125,44 +125,20 @@ def require_same_facts(**facts: Any) -> None:
                 )
 
 
-def is_stored_here(client: int) -> bool:
-    """Check whether a client's state is stored here, if states are sharded."""
-    return not dist.is_initialized() or client % dist.get_world_size() == dist.get_rank()
-
-
-def broadcast_value(value: T, source: int = 0) -> T:
-    """Return one process's value in all processes; their own values are ignored.
-
-    Args:
-        value: A tree of CPU tensors and plain values.
-        source: The process.
-    """
+def broadcast_value(value: T) -> T:
+    """Return process 0's value, a tree of CPU tensors and plain values, in all processes."""
     if not dist.is_initialized():
         return value
-    values = [value if dist.get_rank() == source else None]
+    values = [value if is_main_process() else None]
     with _ending_if_unreachable():
-        dist.broadcast_object_list(values, source)
+        dist.broadcast_object_list(values)
     return cast(T, values[0])
 
 
-def broadcast_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
-    """Yield one process's values in all processes, one value at a time."""
-    count = broadcast_value(len(values), source)
-    for position in range(count):
-        value: Any = None
-        if position < len(values):
-            value = tree.to(values[position], "cpu")
-        yield broadcast_value(value, source)
-
-
-def gather_to_main(values: Sequence[T]) -> list[T]:
-    """Return the values of all processes in process 0."""
-    all_rows = []
-    for source in range(dist.get_world_size() if dist.is_initialized() else 1):
-        for value in broadcast_each(values, source):
-            if is_main_process():
-                all_rows.append(value)
-    return all_rows
+def broadcast_each(values: Sequence[T]) -> Iterator[T]:
+    """Yield process 0's values in all processes, one value at a time."""
+    for position in range(broadcast_value(len(values))):
+        yield broadcast_value(tree.to(values[position], "cpu") if values else cast(T, None))
 
 
 def distribute_backend(backend: Backend, device: torch.device) -> Backend:
@@ -296,13 +272,8 @@ class DistributedBackend(Backend):
 def _deal_clients(call: Call) -> list[list[int]]:
     """Return the positions of each process's clients in a call, by rank."""
     world_size = dist.get_world_size()
-    # Where states are sharded, only the process that stores a client's can answer for it.
-    if call.state.rows.is_stored_here:
-        owners = [client % world_size for client in call.clients]
-    else:
-        owners = assign_clients(
-            [estimate_work(call, client) for client in call.clients], world_size
-        )
+    work = [estimate_work(call, client) for client in call.clients]
+    owners = assign_clients(work, world_size)
     positions_by_rank: list[list[int]] = [[] for _ in range(world_size)]
     for position, owner in enumerate(owners):
         positions_by_rank[owner].append(position)
