@@ -1,4 +1,4 @@
-"""Ranges of numbers in annotations, such as `mu: Annotated[float, AtLeast(0)]`.
+"""Ranges of numbers in annotations, such as `mu: NonNegative` or `epochs: Annotated[int, AtLeast(2)]`.
 
 `casting` checks values against them.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 from annotated_types import Ge as AtLeast
 from annotated_types import Gt as Above
@@ -14,7 +14,21 @@ from annotated_types import Interval
 from annotated_types import Le as AtMost
 from annotated_types import Lt as Below
 
-__all__ = ["Above", "AtLeast", "AtMost", "Below", "Between", "describe_range"]
+__all__ = [
+    "Above",
+    "AtLeast",
+    "AtMost",
+    "Below",
+    "Between",
+    "Count",
+    "NonNegative",
+    "Positive",
+    "PositiveProportion",
+    "Proportion",
+    "ProportionBelowOne",
+    "WholeNumber",
+    "describe_range",
+]
 
 RELATIONS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -22,6 +36,15 @@ RELATIONS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 def Between(minimum: float, maximum: float) -> Interval:
     """Return the range from `minimum` to `maximum`, both included."""
     return Interval(ge=minimum, le=maximum)
+
+
+NonNegative = Annotated[float, AtLeast(0)]
+Positive = Annotated[float, Above(0)]
+Proportion = Annotated[float, Between(0, 1)]
+PositiveProportion = Annotated[float, Above(0), AtMost(1)]
+ProportionBelowOne = Annotated[float, AtLeast(0), Below(1)]
+WholeNumber = Annotated[int, AtLeast(0)]
+Count = Annotated[int, AtLeast(1)]
 
 
 def describe_range(notes: Iterable[Any]) -> str:

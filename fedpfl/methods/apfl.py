@@ -1,13 +1,13 @@
 """APFL: a global model and a private one, mixed by a weight that each client learns."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Between
+from fedpfl.ground.ranges import NonNegative, Proportion
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.method import Method, Phase
@@ -43,11 +43,11 @@ class APFL(Method):
     then keeps the mixture in its place.
     """
 
-    alpha: Annotated[float, Between(0, 1)] = 0.5
+    alpha: Proportion = 0.5
     adaptive: bool = True
     mixing: Literal["output", "param"] = "output"
-    alpha_lr: Annotated[float, AtLeast(0)] = 0.01
-    alpha_decay: Annotated[float, AtLeast(0)] = 0.02
+    alpha_lr: NonNegative = 0.01
+    alpha_decay: NonNegative = 0.02
     cold_start: Literal["initial", "global"] = "initial"
 
     def init(self, params, parts):

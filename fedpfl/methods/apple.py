@@ -1,13 +1,13 @@
 """APPLE: each client learns how much of every client's core model belongs into its own model."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import NonNegative, Positive
 from fedpfl.ground.tree import Agreed, Known, Tree
 from fedpfl.methods.shared.method import Method, Turn, flag
 
@@ -36,10 +36,10 @@ class APPLE(Method):
         and p_i = 1 / K never moves. BatchNorm statistics stay with the client.
     """
 
-    rate: Annotated[float, AtLeast(0)] = 0.1
-    mu: Annotated[float, AtLeast(0)] = 0.2
+    rate: NonNegative = 0.1
+    mu: NonNegative = 0.2
     schedule: Literal["exponential", "cosine"] = "exponential"
-    until: Annotated[float, Above(0)] = 0.1
+    until: Positive = 0.1
 
     server_sees = "each upload"
 

@@ -1,13 +1,13 @@
 """CFL: clusters of clients, each with its model, split where their members want to go apart."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Between
+from fedpfl.ground.ranges import Count, NonNegative, Proportion, WholeNumber
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
 
@@ -43,12 +43,12 @@ class CFL(Method):
     are averaged over all clusters; cosines and lengths are those of parameters.
     """
 
-    eps1: Annotated[float, AtLeast(0)] = 0.4
-    eps2: Annotated[float, AtLeast(0)] = 1.6
-    warmup: Annotated[int, AtLeast(0)] = 20
-    gamma: Annotated[float, Between(0, 1)] = 0.0
+    eps1: NonNegative = 0.4
+    eps2: NonNegative = 1.6
+    warmup: WholeNumber = 20
+    gamma: Proportion = 0.0
     linkage: Literal["single", "complete"] = "single"
-    clusters: Annotated[int, AtLeast(1)] = 8
+    clusters: Count = 8
 
     server_sees = "each upload"
 

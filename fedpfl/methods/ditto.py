@@ -1,10 +1,10 @@
 """Ditto: a global model and a private one that stays near it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative, WholeNumber
 from fedpfl.methods.shared.method import Method
 from fedpfl.methods.shared.private import two_model_phases
 
@@ -26,8 +26,8 @@ class Ditto(Method):
 
     mixes_samples = ""
 
-    lam: Annotated[float, AtLeast(0)] = 1.0
-    personal_epochs: Annotated[int, AtLeast(0)] | None = None
+    lam: NonNegative = 1.0
+    personal_epochs: WholeNumber | None = None
     cold_start: Literal["initial", "global"] = "initial"
 
     def init(self, params, parts):

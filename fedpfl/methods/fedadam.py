@@ -1,13 +1,12 @@
 """FedAdam: Adam at the server."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast, Below
+from fedpfl.ground.ranges import Positive, ProportionBelowOne
 from fedpfl.methods.fedavg import FedAvg
 
 
@@ -24,10 +23,10 @@ class FedAdam(FedAvg):
     so much.
     """
 
-    lr: Annotated[float, Above(0)] = 0.01
-    beta1: Annotated[float, AtLeast(0), Below(1)] = 0.9
-    beta2: Annotated[float, AtLeast(0), Below(1)] = 0.99
-    tau: Annotated[float, Above(0)] = 0.001
+    lr: Positive = 0.01
+    beta1: ProportionBelowOne = 0.9
+    beta2: ProportionBelowOne = 0.99
+    tau: Positive = 0.001
 
     server_sees = "mean of uploads"
 

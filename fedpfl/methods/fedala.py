@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,12 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast, AtMost
+from fedpfl.ground.ranges import (
+    Count,
+    NonNegative,
+    PositiveProportion,
+    WholeNumber,
+)
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import top_layer_names
 from fedpfl.methods.shared.method import Method, flag
@@ -36,12 +40,12 @@ class FedALA(Method):
         with BatchNorm in evaluation mode. In FL-bench the clients of a worker share a model and A.
     """
 
-    layers: Annotated[int, AtLeast(0)] = 1
-    share: Annotated[float, Above(0), AtMost(1)] = 0.8
-    eta: Annotated[float, AtLeast(0)] = 1.0
-    threshold: Annotated[float, AtLeast(0)] = 0.1
-    window: Annotated[int, AtLeast(1)] = 10
-    max_epochs: Annotated[int, AtLeast(1)] = 100
+    layers: WholeNumber = 1
+    share: PositiveProportion = 0.8
+    eta: NonNegative = 1.0
+    threshold: NonNegative = 0.1
+    window: Count = 10
+    max_epochs: Count = 100
 
     def init(self, params, parts):
         """Keep a client's own top layers alone; begin with all of the global ones."""

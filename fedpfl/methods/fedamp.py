@@ -1,13 +1,13 @@
 """FedAMP and HeurFedAMP: each client is drawn to a mixture of models that resemble its own."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast, Between
+from fedpfl.ground.ranges import NonNegative, Positive, Proportion
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.pool import ModelPool
 
@@ -51,9 +51,9 @@ class FedAMP(ModelPool):
     mixes_samples = ""
 
     variant: Literal["fedamp", "heurfedamp"] = "fedamp"
-    sigma: Annotated[float, Above(0)] = 10.0
-    share: Annotated[float, Between(0, 1)] = 0.9
-    pull: Annotated[float, AtLeast(0)] = 0.1
+    sigma: Positive = 10.0
+    share: Proportion = 0.9
+    pull: NonNegative = 0.1
     start_from: Literal["own", "cloud"] = "own"
     pool: Literal["all", "last_round"] = "all"
 

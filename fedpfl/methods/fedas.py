@@ -1,12 +1,12 @@
 """FedAS: the received body is aligned to the client's features; bodies count by Fisher traces."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import Positive, WholeNumber
 from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.gaussian import class_means
 from fedpfl.methods.shared.method import Method, Phase
@@ -41,8 +41,8 @@ class FedAS(Method):
         the head is averaged as well.
     """
 
-    align_lr: Annotated[float, Above(0)] = 0.01
-    align_epochs: Annotated[int, AtLeast(0)] = 1
+    align_lr: Positive = 0.01
+    align_epochs: WholeNumber = 1
     first: Literal["skip", "init", "global"] = "skip"
     align: Literal["samples", "means"] = "samples"
     weights: Literal["fisher", "samples"] = "fisher"

@@ -1,12 +1,11 @@
 """FedAvgM: FedAvg with momentum at the server."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast, Below
+from fedpfl.ground.ranges import Positive, ProportionBelowOne
 from fedpfl.methods.fedavg import FedAvg
 
 
@@ -23,8 +22,8 @@ class FedAvgM(FedAvg):
         paper's experiments do.
     """
 
-    lr: Annotated[float, Above(0)] = 1.0
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
+    lr: Positive = 1.0
+    momentum: ProportionBelowOne = 0.9
     nesterov: bool = False
 
     server_sees = "mean of uploads"

@@ -1,12 +1,12 @@
 """FedCAC: critical entries are averaged over clients with similar critical entries."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Between
+from fedpfl.ground.ranges import Count, NonNegative, Proportion
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
 from fedpfl.methods.shared.method import Method
@@ -35,9 +35,9 @@ class FedCAC(Method):
         the client.
     """
 
-    tau: Annotated[float, Between(0, 1)] = 0.5
-    beta: Annotated[int, AtLeast(1)] = 100
-    cutoff: Annotated[float, AtLeast(0)] | Literal[-1] = 1e-10
+    tau: Proportion = 0.5
+    beta: Count = 100
+    cutoff: NonNegative | Literal[-1] = 1e-10
 
     def buffers(self):
         """Keep the statistics with the client."""

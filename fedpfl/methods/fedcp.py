@@ -1,14 +1,14 @@
 """FedCP: a policy splits the features of each sample between a personal head and the global one."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.layers import init_linear, seeded_generator
 from fedpfl.methods.shared.method import Method, Phase
@@ -40,7 +40,7 @@ class FedCP(Method):
 
     mixes_samples = "its loss has the distance between means of features of a minibatch (MMD)"
 
-    lam: Annotated[float, AtLeast(0)] = 5.0
+    lam: NonNegative = 5.0
     policy_noise: Literal["train", "off"] = "train"
 
     randoms: ClassVar[int] = 2  # a sample chooses its noise by these

@@ -1,12 +1,12 @@
 """FedDBE: FedAvg with clients that keep their representations' bias (Domain Bias Eliminator)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Between
+from fedpfl.ground.ranges import NonNegative, Proportion
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared.method import Method, Phase, Turn, flag
 
@@ -30,9 +30,9 @@ class FedDBE(Method):
         step has no part in the former.
     """
 
-    kappa: Annotated[float, AtLeast(0)] = 50.0
-    rho: Annotated[float, Between(0, 1)] = 1.0
-    bias_lr: Annotated[float, AtLeast(0)] = 0.005
+    kappa: NonNegative = 50.0
+    rho: Proportion = 1.0
+    bias_lr: NonNegative = 0.005
     mean: Literal["training", "data"] = "training"
 
     server_sees = "each upload"

@@ -1,13 +1,13 @@
 """FedDPA: entries of high Fisher information stay personal."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Between
+from fedpfl.ground.ranges import NonNegative, Proportion
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.batch import Batch
@@ -35,12 +35,12 @@ class FedDPA(PersonalByMask):
     training is what `local` says.
     """
 
-    threshold: Annotated[float, Between(0, 1)] = 0.4
+    threshold: Proportion = 0.4
     rule: Literal["value", "quantile"] = "value"
     train: Literal["two_phase", "joint"] = "two_phase"
-    lam1: Annotated[float, AtLeast(0)] = 0.1
-    lam2: Annotated[float, AtLeast(0)] = 0.05
-    clip: Annotated[float, AtLeast(0)] = 0.5
+    lam1: NonNegative = 0.1
+    lam2: NonNegative = 0.05
+    clip: NonNegative = 0.5
 
     def init(self, params, parts):
         """Make nothing personal, by scores of zero."""

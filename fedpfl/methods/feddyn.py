@@ -1,12 +1,12 @@
 """FedDyn: linear and quadratic terms move clients' optima to the server's."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative
 from fedpfl.methods.shared.method import Method
 
 
@@ -35,7 +35,7 @@ class FedDyn(Method):
 
     mixes_samples = ""
 
-    alpha: Annotated[float, AtLeast(0)] = 0.01
+    alpha: NonNegative = 0.01
     judge: Literal["cloud", "cohort", "all"] = "cloud"
 
     @property

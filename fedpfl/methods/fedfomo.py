@@ -1,12 +1,12 @@
 """FedFomo: each client mixes the models that help it most on its validation samples."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Between
+from fedpfl.ground.ranges import NonNegative, Proportion, WholeNumber
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared.pool import (
     ModelPool,
@@ -54,9 +54,9 @@ class FedFomo(ModelPool):
 
     validates: ClassVar[bool] = True
 
-    candidates: Annotated[int, AtLeast(0)] = 4
-    explore: Annotated[float, Between(0, 1)] = 0.3
-    decay: Annotated[float, AtLeast(0)] = 0.05
+    candidates: WholeNumber = 4
+    explore: Proportion = 0.3
+    decay: NonNegative = 0.05
     fallback: Literal["baseline", "keep"] = "baseline"
     pool: Literal["last_round", "all"] = "last_round"
 

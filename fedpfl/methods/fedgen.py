@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast, AtMost
+from fedpfl.ground.ranges import (
+    AtLeast,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveProportion,
+    WholeNumber,
+)
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import features
 from fedpfl.methods.shared.layers import seeded_generator
@@ -39,15 +46,15 @@ class FedGen(Method):
     alpha=1 beta=0 eta=0 decay=1 steps=1000 lr=0.005 noise=512 hidden=512 weight_decay=0.
     """
 
-    alpha: Annotated[float, AtLeast(0)] = 10.0
-    beta: Annotated[float, AtLeast(0)] = 10.0
-    decay: Annotated[float, Above(0), AtMost(1)] = 0.98
-    eta: Annotated[float, AtLeast(0)] = 1.0
-    noise: Annotated[int, AtLeast(1)] = 32
-    hidden: Annotated[int, AtLeast(1)] = 256
-    lr: Annotated[float, Above(0)] = 3e-4
-    weight_decay: Annotated[float, AtLeast(0)] = 0.01
-    steps: Annotated[int, AtLeast(0)] = 50
+    alpha: NonNegative = 10.0
+    beta: NonNegative = 10.0
+    decay: PositiveProportion = 0.98
+    eta: NonNegative = 1.0
+    noise: Count = 32
+    hidden: Count = 256
+    lr: Positive = 3e-4
+    weight_decay: NonNegative = 0.01
+    steps: WholeNumber = 50
     batch: Annotated[int, AtLeast(2)] = 32
     teacher: Literal["weighted", "mean_logits"] = "weighted"
     labels: Literal["uniform", "frequency"] = "uniform"

@@ -1,12 +1,12 @@
 """FedOBP: element-wise personalization by an Optimal-Brain-Damage score and a quantile."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Below, Between
+from fedpfl.ground.ranges import Proportion, ProportionBelowOne
 from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.batch import Batch
@@ -50,12 +50,12 @@ class FedOBP(PersonalByMask):
         entries (`global`).
     """
 
-    q: Annotated[float, Between(0, 1)]
+    q: Proportion
     norm: Literal["none", "layer", "global"] = "global"
     score: Literal["obp", "obp_as_published", "gradient", "fisher", "fisher_batch"] = "obp"
     scope: Literal["all", "tensor"] = "all"
     classifier_only: bool = False
-    ema: Annotated[float, AtLeast(0), Below(1)] = 0.0
+    ema: ProportionBelowOne = 0.0
     cold_start: Literal["paper", "global"] = "paper"
 
     @property

@@ -1,13 +1,13 @@
 """FedOBP with an adaptive quantile: each client chooses its q by its validation samples."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Between
+from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.fedobp import FedOBP
 from fedpfl.methods.shared.batch import Data, Shard
@@ -38,7 +38,7 @@ class FedOBPAdaptive(FedOBP):
         the obp scores there is neither `ema` nor norm=layer.
     """
 
-    q: tuple[Annotated[float, Between(0, 1)], ...]  # type: ignore[assignment]
+    q: tuple[Proportion, ...]  # type: ignore[assignment]
 
     validates: ClassVar[bool] = True
 

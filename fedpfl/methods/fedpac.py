@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import NonNegative, Positive, WholeNumber
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.by_name import PersonalByName, train_all_but, train_only
 from fedpfl.methods.shared.gaussian import sum_rows_by_label
@@ -40,10 +40,10 @@ class FedPAC(PersonalByName):
         all of 20 clients each round.
     """
 
-    lam: Annotated[float, AtLeast(0)] = 1.0
-    head_epochs: Annotated[int, AtLeast(0)] = 1
-    body_epochs: Annotated[int, AtLeast(0)] | None = None
-    head_lr: Annotated[float, Above(0)] | None = 0.1
+    lam: NonNegative = 1.0
+    head_epochs: WholeNumber = 1
+    body_epochs: WholeNumber | None = None
+    head_lr: Positive | None = 0.1
     combine: bool = True
     keep_prototypes: bool = False
 

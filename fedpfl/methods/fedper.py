@@ -1,9 +1,9 @@
 """FedPer: shared body, personal top layers."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import WholeNumber
 from fedpfl.methods.shared.by_name import PersonalByName, top_layer_names
 from fedpfl.models import Parts
 
@@ -19,7 +19,7 @@ class FedPer(PersonalByName):
         the personal layers then travel too).
     """
 
-    layers: Annotated[int, AtLeast(0)] = 1
+    layers: WholeNumber = 1
     head_init: Literal["initial", "server_average"] = "initial"
 
     _key: ClassVar[str] = "head"

@@ -1,14 +1,14 @@
 """FedPHP: a private model that inherits from all of a client's local ones, and teaches the next."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Between
+from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method, flag
 
@@ -38,9 +38,9 @@ class FedPHP(Method):
     """
 
     transfer: Literal["kd", "mmd"] = "kd"
-    lam: Annotated[float, Between(0, 1)] = 0.1
-    momentum: Annotated[float, Between(0, 1)] = 0.9
-    participation: Annotated[float, Between(0, 1)] = 0.1
+    lam: Proportion = 0.1
+    momentum: Proportion = 0.9
+    participation: Proportion = 0.1
 
     server_sees = "mean of uploads"
 

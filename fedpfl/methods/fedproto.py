@@ -1,12 +1,12 @@
 """FedProto: clients exchange the mean features of their classes, and no weights."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.local_only import LocalOnly
 from fedpfl.methods.shared.by_name import train_only
@@ -36,7 +36,7 @@ class FedProto(LocalOnly):
         (FL-bench); numbers of different judges do not compare. Without prototypes the head decides.
     """
 
-    lam: Annotated[float, AtLeast(0)] = 1.0
+    lam: NonNegative = 1.0
     prototypes: Literal["last_epoch", "all_epochs", "final"] = "last_epoch"
     weights: Literal["uniform", "counts"] = "uniform"
     judge: Literal["nearest", "nearest_own", "head"] = "nearest"

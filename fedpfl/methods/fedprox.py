@@ -1,10 +1,9 @@
 """FedProx: FedAvg with a proximal term that holds clients back."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative
 from fedpfl.methods.shared.method import Method
 
 
@@ -19,7 +18,7 @@ class FedProx(Method):
 
     mixes_samples = ""
 
-    mu: Annotated[float, AtLeast(0)] = 0.01
+    mu: NonNegative = 0.01
 
     def loss(self, server, client, net, params, batch):
         """Return CE(w) + mu/2 |w - received w|^2."""

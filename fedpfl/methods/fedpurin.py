@@ -1,12 +1,12 @@
 """FedPURIN: FedCAC with other scores, and critical entries alone go up."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtMost
+from fedpfl.ground.ranges import PositiveProportion
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.fedcac import FedCAC
 from fedpfl.methods.shared.method import Phase
@@ -32,7 +32,7 @@ class FedPURIN(FedCAC):
     or `dense` theta.
     """
 
-    tau: Annotated[float, Above(0), AtMost(1)] = 0.5
+    tau: PositiveProportion = 0.5
     score: Literal["gradient", "delta"] = "gradient"
     hessian: bool = False
     include_norm: bool = False

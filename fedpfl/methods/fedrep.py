@@ -1,9 +1,8 @@
 """FedRep: a personal head that is trained before the shared body under it."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import WholeNumber
 from fedpfl.methods.shared.by_name import PersonalInit, train_all_but, train_only
 from fedpfl.methods.shared.method import Phase
 
@@ -21,8 +20,8 @@ class FedRep(PersonalInit):
 
     mixes_samples = ""
 
-    body_epochs: Annotated[int, AtLeast(0)] = 1
-    head_epochs: Annotated[int, AtLeast(0)] | None = None
+    body_epochs: WholeNumber = 1
+    head_epochs: WholeNumber | None = None
 
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""

@@ -1,14 +1,13 @@
 """FedRoD: a generic head trained for all classes alike, and a personal one added to it."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
 
@@ -29,7 +28,7 @@ class FedRoD(Method):
     generates q_i from class counts by a hypernetwork is not here. FL-bench predicts by q_i alone.
     """
 
-    gamma: Annotated[float, AtLeast(0)] = 1.0
+    gamma: NonNegative = 1.0
 
     needs_classes = "its balanced softmax counts classes"
 

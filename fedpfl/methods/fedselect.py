@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import Above, AtLeast, Between
+from fedpfl.ground.ranges import Count, Positive, Proportion
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.by_mask import PersonalByMask
 from fedpfl.methods.shared.method import Phase, flag
@@ -53,16 +53,16 @@ class FedSelect(PersonalByMask):
 
     mixes_samples = ""
 
-    p: Annotated[float, Between(0, 1)] = 0.25
-    alpha: Annotated[float, Between(0, 1)] = 0.3
+    p: Proportion = 0.25
+    alpha: Proportion = 0.3
     delta: Literal["round", "window"] = "round"
-    every: Annotated[int, AtLeast(1)] = 3
+    every: Count = 3
     clamp: bool = False
     strict: bool = True
     scope: Literal["tensor", "all"] = "tensor"
     personalise: int | str = "most"
-    lr_v: Annotated[float, Above(0)] | None = None
-    lr_u: Annotated[float, Above(0)] | None = None
+    lr_v: Positive | None = None
+    lr_u: Positive | None = None
 
     _key: ClassVar[str] = "own"
 

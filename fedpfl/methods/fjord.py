@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Between
+from fedpfl.ground.ranges import Proportion
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.submodel import Submodel
 
@@ -31,7 +30,7 @@ class FjORD(Submodel):
     """
 
     ordered: bool = False
-    distill: Annotated[float, Between(0, 1)] = 0.0
+    distill: Proportion = 0.0
 
     @property
     def needs_classes(self) -> str:  # type: ignore[override]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
+from fedpfl.ground.ranges import (
+    NonNegative,
+    Positive,
+    PositiveProportion,
+    Proportion,
+    ProportionBelowOne,
+)
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import levels, neurons
 from fedpfl.methods.shared.neurons import Rounding
@@ -46,14 +51,14 @@ class FlexFL(PartialModel):
 
     mixes_samples = ""
 
-    levels: tuple[Annotated[float, Above(0), AtMost(1)], ...] = (0.25, 0.5, 1.0)
-    apoz: tuple[Annotated[float, Between(0, 1)], ...] = ()
-    tolerance: Annotated[float, AtLeast(0), Below(1)] = 0.05
+    levels: tuple[PositiveProportion, ...] = (0.25, 0.5, 1.0)
+    apoz: tuple[Proportion, ...] = ()
+    tolerance: ProportionBelowOne = 0.05
     rounding: Rounding = "floor"
-    devices: tuple[Annotated[float, AtLeast(0)], ...] = (4, 3, 3)
+    devices: tuple[NonNegative, ...] = (4, 3, 3)
     assign: Assignment = "blocks"
-    gamma: Annotated[float, AtLeast(0)] = 10.0
-    temperature: Annotated[float, Above(0)] = 3.0
+    gamma: NonNegative = 10.0
+    temperature: Positive = 3.0
 
     server_sees = "each upload"
 

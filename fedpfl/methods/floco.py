@@ -1,13 +1,12 @@
 """FLOCO: a simplex of heads over one body; each client gets a region of it."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count, NonNegative, WholeNumber
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.method import Method, Turn, flag
 from fedpfl.methods.shared.simplex import (
@@ -38,9 +37,9 @@ class Floco(Method):
     components zero. Signs of components: the loading of largest magnitude is positive.
     """
 
-    endpoints: Annotated[int, AtLeast(1)] = 10
-    tau: Annotated[int, AtLeast(0)] = 10
-    rho: Annotated[float, AtLeast(0)] = 0.1
+    endpoints: Count = 10
+    tau: WholeNumber = 10
+    rho: NonNegative = 0.1
     stay_inside: bool = False
 
     @property

@@ -1,10 +1,10 @@
 """FLOCO+: FLOCO, and a private simplex that stays near the common one, as Ditto's model."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count, NonNegative
 from fedpfl.methods.floco import Floco
 from fedpfl.methods.shared.private import two_model_phases
 from fedpfl.methods.shared.simplex import params_at
@@ -23,8 +23,8 @@ class FlocoPlus(Floco):
     cold_start: the private copy of a client that was never sampled: `initial`, or the `global` one.
     """
 
-    pers_epochs: Annotated[int, AtLeast(1)] | None = None
-    lam: Annotated[float, AtLeast(0)] = 1.0
+    pers_epochs: Count | None = None
+    lam: NonNegative = 1.0
     cold_start: Literal["initial", "global"] = "initial"
 
     def buffers(self):

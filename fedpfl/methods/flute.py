@@ -1,14 +1,14 @@
 """FLUTE: personal heads, which the server and a regulariser push towards neural collapse."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative, WholeNumber
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import PersonalByName, train_only
 from fedpfl.methods.shared.method import Phase
@@ -32,11 +32,11 @@ class FLUTE(PersonalByName):
         In the head phase the body's BatchNorm statistics stay.
     """
 
-    l1: Annotated[float, AtLeast(0)] = 0.25
-    l2: Annotated[float, AtLeast(0)] = 0.0025
-    l3: Annotated[float, AtLeast(0)] = 0.0005
-    server_lr: Annotated[float, AtLeast(0)] = 0.5
-    rep_epochs: Annotated[int, AtLeast(0)] = 1
+    l1: NonNegative = 0.25
+    l2: NonNegative = 0.0025
+    l3: NonNegative = 0.0005
+    server_lr: NonNegative = 0.5
+    rep_epochs: WholeNumber = 1
     variant: Literal["paper", "as_published"] = "paper"
 
     _key: ClassVar[str] = "head"

@@ -1,14 +1,14 @@
 """GPFL: a valve makes global features, led by class embeddings, and personal ones."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import NonNegative
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import train_all_but
 from fedpfl.methods.shared.method import Method, Phase
@@ -37,8 +37,8 @@ class GPFL(Method):
         partial last batch out of the frequencies.
     """
 
-    lam: Annotated[float, AtLeast(0)] = 0.01
-    mu: Annotated[float, AtLeast(0)] = 0.1
+    lam: NonNegative = 0.01
+    mu: NonNegative = 0.1
     guidance: Literal["frobenius", "mean"] = "frobenius"
 
     needs_classes = "it learns an embedding per class"

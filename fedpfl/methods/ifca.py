@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import top_layer_names
 from fedpfl.methods.shared.method import Method
@@ -40,8 +39,8 @@ class IFCA(Method):
     are those of evaluation mode, and one that is not finite never is the least.
     """
 
-    clusters: Annotated[int, AtLeast(1)] = 2
-    layers: Annotated[int, AtLeast(1)] | None = None
+    clusters: Count = 2
+    layers: Count | None = None
 
     server_sees = "each upload"
 

@@ -1,13 +1,13 @@
 """kNN-Per: FedAvg's model, mixed with the votes of a client's nearest training samples."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.ground.ranges import Above, AtLeast, Between
+from fedpfl.ground.ranges import Count, Positive, Proportion, WholeNumber
 from fedpfl.ground.tree import Ragged, Tree
 from fedpfl.methods.shared.batch import Shard
 from fedpfl.methods.shared.by_name import train_only
@@ -41,10 +41,10 @@ class KNNPer(Method):
         moves the head alone, under which the features that were laid by hold.
     """
 
-    k: Annotated[int, AtLeast(1)] = 10
-    lam: Annotated[float, Between(0, 1)] | None = 0.5
-    scale: Annotated[float, Above(0)] = 1.0
-    capacity: Annotated[int, AtLeast(0)] | None = None
+    k: Count = 10
+    lam: Proportion | None = 0.5
+    scale: Positive = 1.0
+    capacity: WholeNumber | None = None
     distance: Literal["squared", "euclidean"] = "squared"
     mix: Literal["probabilities", "logits"] = "probabilities"
 

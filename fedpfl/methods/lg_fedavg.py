@@ -1,9 +1,9 @@
 """LG-FedAvg: local representations under a global top."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import WholeNumber
 from fedpfl.methods.shared.by_name import PersonalInit, top_layer_names
 from fedpfl.models import Parts
 
@@ -18,7 +18,7 @@ class LGFedAvg(PersonalInit):
         FL-bench, from which FedOBP's tables were made. BatchNorm statistics stay with the client.
     """
 
-    layers: Annotated[int, AtLeast(0)] = 1
+    layers: WholeNumber = 1
     variant: Literal["paper", "as_published"] = "paper"
 
     def buffers(self):

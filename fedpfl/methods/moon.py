@@ -1,12 +1,11 @@
 """MOON: representations are drawn to the global model's, and away from the last local one's."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import NonNegative, Positive
 from fedpfl.methods.shared.method import Method
 
 
@@ -34,8 +33,8 @@ class Moon(Method):
 
     mixes_samples = ""
 
-    mu: Annotated[float, AtLeast(0)] = 1.0
-    tau: Annotated[float, Above(0)] = 0.5
+    mu: NonNegative = 1.0
+    tau: Positive = 0.5
 
     def init(self, params, parts):
         """Begin without a last model."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import NonNegative, Positive, WholeNumber
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method, Phase
 
@@ -39,10 +39,10 @@ class PerFedAvg(Method):
     own_steps: ClassVar[bool] = True
 
     version: Literal["fo", "hf"] = "fo"
-    inner_lr: Annotated[float, AtLeast(0)] = 0.01
-    outer_lr: Annotated[float, AtLeast(0)] = 0.001
-    delta: Annotated[float, Above(0)] = 0.001
-    adapt_steps: Annotated[int, AtLeast(0)] = 0
+    inner_lr: NonNegative = 0.01
+    outer_lr: NonNegative = 0.001
+    delta: Positive = 0.001
+    adapt_steps: WholeNumber = 0
 
     server_sees = "mean of uploads"
 

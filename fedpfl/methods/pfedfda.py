@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import Above, AtLeast, Below
+from fedpfl.ground.ranges import Above, AtLeast, Below, NonNegative
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import gaussian
 from fedpfl.methods.shared.by_name import train_only
@@ -48,7 +48,7 @@ class PFedFDA(Method):
     eps: Annotated[float, Above(0), Below(1)] = 1e-4
     folds: Annotated[int, AtLeast(2)] = 2
     single_beta: bool = False
-    cov_reg: Annotated[float, AtLeast(0)] = 1.0
+    cov_reg: NonNegative = 1.0
     variant: Literal["paper", "as_published"] = "paper"
 
     needs_classes = "it models features by class"

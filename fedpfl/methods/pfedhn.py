@@ -2,14 +2,20 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast, Below
+from fedpfl.ground.ranges import (
+    Count,
+    NonNegative,
+    Positive,
+    ProportionBelowOne,
+    WholeNumber,
+)
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.layers import init_linear, seeded_generator
 from fedpfl.methods.shared.method import Method, Turn
@@ -42,14 +48,14 @@ class PFedHN(Method):
 
     variant: Literal["full", "pc"] = "full"
     order: Literal["parallel", "sequential"] = "parallel"
-    embedding: Annotated[int, AtLeast(1)] | None = None
-    hidden: Annotated[int, AtLeast(1)] = 100
-    depth: Annotated[int, AtLeast(0)] = 3
-    lr: Annotated[float, Above(0)] = 0.01
-    embedding_lr: Annotated[float, Above(0)] | None = None
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
-    weight_decay: Annotated[float, AtLeast(0)] = 0.001
-    clip: Annotated[float, AtLeast(0)] = 50.0
+    embedding: Count | None = None
+    hidden: Count = 100
+    depth: WholeNumber = 3
+    lr: Positive = 0.01
+    embedding_lr: Positive | None = None
+    momentum: ProportionBelowOne = 0.9
+    weight_decay: NonNegative = 0.001
+    clip: NonNegative = 50.0
     rows: Literal["sampled", "all"] = "sampled"
 
     server_sees = "each upload"

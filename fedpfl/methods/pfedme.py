@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import Count, NonNegative, Positive
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -36,12 +36,12 @@ class PFedMe(Method):
 
     own_steps: ClassVar[bool] = True
 
-    lam: Annotated[float, AtLeast(0)] = 15.0
-    inner_steps: Annotated[int, AtLeast(1)] = 5
-    inner_lr: Annotated[float, Above(0)] = 0.01
-    outer_lr: Annotated[float, Above(0)] = 0.005
-    beta: Annotated[float, AtLeast(0)] = 1.0
-    mu: Annotated[float, AtLeast(0)] = 0.001
+    lam: NonNegative = 15.0
+    inner_steps: Count = 5
+    inner_lr: Positive = 0.01
+    outer_lr: Positive = 0.005
+    beta: NonNegative = 1.0
+    mu: NonNegative = 0.001
     average: Literal["uniform", "samples"] = "uniform"
 
     server_sees = "mean of uploads"

@@ -1,13 +1,13 @@
 """pFedSD: clients that learn from their own last model."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import NonNegative, Positive
 from fedpfl.methods.shared.method import Method
 
 
@@ -29,8 +29,8 @@ class PFedSD(Method):
 
     mixes_samples = ""
 
-    lam: Annotated[float, AtLeast(0)] = 0.5
-    tau: Annotated[float, Above(0)] = 3.0
+    lam: NonNegative = 0.5
+    tau: Positive = 3.0
     teacher: Literal["eval", "train"] = "eval"
 
     needs_classes = "it distils probabilities of classes"

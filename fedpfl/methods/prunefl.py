@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.pruned import PrunedSubmodel
 
@@ -21,7 +20,7 @@ class PruneFL(PrunedSubmodel):
     filters and rows.
     """
 
-    ranking_epochs: Annotated[int, AtLeast(1)] = 1  # none would have no gradients
+    ranking_epochs: Count = 1  # none would have no gradients
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
         """Return g^2: summed over a neuron's weights it ranks as their L2 norm."""

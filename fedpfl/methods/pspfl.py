@@ -1,10 +1,10 @@
 """Update-magnitude personalisation: a reconstruction of how PSPFL selects parameters, not PSPFL."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Between
+from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import PersonalByMask
@@ -30,7 +30,7 @@ class PSPFL(PersonalByMask):
         or `all` (FedOBP's comparison).
     """
 
-    q: Annotated[float, Between(0, 1)] = 0.1
+    q: Proportion = 0.1
     upload: Literal["shared", "all"] = "shared"
 
     def buffers(self):

@@ -1,13 +1,12 @@
 """SCAFFOLD: control variates against client drift."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above
+from fedpfl.ground.ranges import Positive
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -23,7 +22,7 @@ class Scaffold(Method):
     server_lr: eta_g.
     """
 
-    server_lr: Annotated[float, Above(0)] = 1.0
+    server_lr: Positive = 1.0
 
     server_sees = "mean of uploads"
 

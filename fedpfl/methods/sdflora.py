@@ -2,13 +2,13 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Between
+from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
 
@@ -39,7 +39,7 @@ class SDFLoRA(Method):
     by client. The paper's noise on the shared module is not here.
     """
 
-    share: Annotated[float, Between(0, 1)] = 0.667
+    share: Proportion = 0.667
     merge: Literal["stacked", "averaged"] = "stacked"
     head: Literal["personal", "averaged"] = "personal"
 

@@ -1,12 +1,12 @@
 """SeqFedEDT: a model goes from client to client; each puts back some personal entries."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Between
+from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import PersonalByMask
@@ -39,7 +39,7 @@ class SeqFedEDT(PersonalByMask):
     """
 
     score: Literal["difference", "squared", "importance"] = "squared"
-    q: Annotated[float, Between(0, 1)] = 0.9995
+    q: Proportion = 0.9995
     classifier_only: bool = False
 
     _key: ClassVar[str] = "scored"

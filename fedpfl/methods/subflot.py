@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import AtLeast, Below, Between
+from fedpfl.ground.ranges import (
+    NonNegative,
+    Proportion,
+    ProportionBelowOne,
+)
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.methods.shared.submodel import Assignment, PartialModel, assign_values
@@ -53,10 +57,10 @@ class SubFLOT(PartialModel):
 
     mixes_samples = ""
 
-    rates: tuple[Annotated[float, AtLeast(0), Below(1)], ...] = (0.0, 0.25, 0.5, 0.75)
+    rates: tuple[ProportionBelowOne, ...] = (0.0, 0.25, 0.5, 0.75)
     assign: Assignment = "random"
-    alpha: Annotated[float, Between(0, 1)] = 0.5
-    lam: Annotated[float, AtLeast(0)] = 1.0
+    alpha: Proportion = 0.5
+    lam: NonNegative = 1.0
     mode: MatchingMode = "one"
     initial: Literal["random", "prefix"] = "random"
     otp: bool = True

@@ -7,14 +7,14 @@ in place, which has its pretrained values by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrize
 
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import Count, Positive
 from fedpfl.models.wiring import has_users_forward
 
 QKV_ROLES = ("q", "k", "v")
@@ -135,10 +135,10 @@ def lora(
     module: nn.Module,
     head: str,
     seed: int,
-    rank: Annotated[int, AtLeast(1)] = 8,
-    alpha: Annotated[float, Above(0)] = 16.0,
+    rank: Count = 8,
+    alpha: Positive = 16.0,
     layers: tuple[str, ...] = ("q", "v"),
-    pairs: Annotated[int, AtLeast(1)] = 1,
+    pairs: Count = 1,
 ) -> None:
     """Train low-rank additions to the layers with some roles, scaled by alpha / rank.
 

@@ -1,11 +1,9 @@
 """The four-layer CNN of the FedOBP paper (two convolutions, two fully connected layers)."""
 
-from typing import Annotated
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import WholeNumber
 from fedpfl.models.convolution import Conv2d
 from fedpfl.models.pool import max_pool
 from fedpfl.models.shapes import image
@@ -23,9 +21,7 @@ class CNN4(nn.Module):
     the paper's is 256.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], classes: int, projection: Annotated[int, AtLeast(0)] = 0
-    ):
+    def __init__(self, shape: tuple[int, ...], classes: int, projection: WholeNumber = 0):
         super().__init__()
         channels, height, width = image(shape, 16)
         rows = ((height - 4) // 2 - 4) // 2

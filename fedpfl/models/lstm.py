@@ -1,15 +1,11 @@
 """A network that reads a text letter by letter, as LEAF's (Caldas et al. 2018, arXiv:1812.01097)."""
 
-from typing import Annotated
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count
 from fedpfl.models.shapes import tokens
-
-Count = Annotated[int, AtLeast(1)]
 
 
 class LSTMLayer(nn.Module):

@@ -1,11 +1,9 @@
 """Fully connected networks."""
 
-from typing import Annotated
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count
 from fedpfl.models.shapes import numbers
 
 
@@ -22,7 +20,7 @@ class MLP(nn.Module):
         self,
         shape: tuple[int, ...],
         classes: int,
-        hidden: tuple[Annotated[int, AtLeast(1)], ...] = (200, 200),
+        hidden: tuple[Count, ...] = (200, 200),
     ):
         super().__init__()
         inputs = [numbers(shape), *hidden]

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import AtLeast, Count
 from fedpfl.models.shapes import tokens
 
 
@@ -24,7 +24,7 @@ class Text(nn.Module):
         shape: tuple[int, ...],
         classes: int,
         vocabulary: Annotated[int, AtLeast(2)] = 20_000,  # padding and words
-        width: Annotated[int, AtLeast(1)] = 32,
+        width: Count = 32,
     ):
         super().__init__()
         tokens(shape)

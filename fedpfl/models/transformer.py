@@ -5,11 +5,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import AtLeast, Count
 from fedpfl.models.attention import Block
 from fedpfl.models.shapes import tokens
-
-Count = Annotated[int, AtLeast(1)]
 
 
 class Transformer(nn.Module):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from torch import nn
 
 from fedpfl.ground.errors import missing_extra
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count
 from fedpfl.ground.vision import load_torchvision
 from fedpfl.models.attention import ForTorchvision
 from fedpfl.models.shapes import image
-
-Count = Annotated[int, AtLeast(1)]
 
 
 def vit(

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between, Positive
 
 MOST_EPSILON = 100.0
 """Above it a guarantee is none: an attacker may be right as good as always."""
@@ -31,7 +31,7 @@ class Guarantee(Checked):
     epsilon: Annotated[float, Above(0), AtMost(MOST_EPSILON)] | None = None
     delta: Annotated[float, Above(0), Below(MOST_DELTA)] | None = None
     noise: Annotated[float, AtLeast(0), AtMost(MOST_NOISE)] | None = None
-    clip: Annotated[float, Above(0)] | None = 1.0
+    clip: Positive | None = 1.0
     seed: Annotated[int, Between(0, 2**32 - 1)] | None = None
     public_weights: bool = False
 
@@ -65,7 +65,7 @@ class Privacy(Guarantee):
     hides: ClassVar[str] = "client"
 
     quantile: Annotated[float, Above(0), Below(1)] | None = None
-    rate: Annotated[float, Above(0)] = 0.2
+    rate: Positive = 0.2
     count_noise: Annotated[float, Above(0), AtMost(1e6)] | None = None
     sampling: Literal["fixed", "poisson"] = "fixed"
     accounting: Literal["rdp", "pld"] = "rdp"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import AtLeast, Below
+from fedpfl.ground.ranges import Count, ProportionBelowOne, WholeNumber
 
 ATTACKER_STREAM = 20
 """Tells these draws from others of the same seed."""
@@ -20,10 +19,10 @@ ATTACKER_STREAM = 20
 class Attack(Checked):
     """Choose attackers and rounds."""
 
-    share: Annotated[float, AtLeast(0), Below(1)] = 0.1
-    clients: tuple[Annotated[int, AtLeast(0)], ...] | None = None
-    from_round: Annotated[int, AtLeast(1)] = 1
-    every: Annotated[int, AtLeast(1)] = 1
+    share: ProportionBelowOne = 0.1
+    clients: tuple[WholeNumber, ...] | None = None
+    from_round: Count = 1
+    every: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

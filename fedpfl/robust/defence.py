@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import Count, NonNegative, Positive, WholeNumber
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Median(Defence):
 class _Counting(Defence):
     """Bear `f` hostile uploads."""
 
-    f: Annotated[int, AtLeast(0)] = 1
+    f: WholeNumber = 1
 
     rule: ClassVar[tuple[int, int]]
     """a and b, where `a f + b` uploads are the least."""
@@ -129,8 +129,8 @@ class Bulyan(_Counting):
 class GeometricMedian(Defence):
     """Take the point of least summed distance, by Weiszfeld's steps (Pillutla et al., 2022)."""
 
-    steps: Annotated[int, AtLeast(1)] = 32
-    smoothing: Annotated[float, Above(0)] = 1e-6
+    steps: Count = 32
+    smoothing: Positive = 1e-6
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
@@ -148,8 +148,8 @@ class GeometricMedian(Defence):
 class CenteredClipping(Defence):
     """Average updates clipped around the last model (Karimireddy et al., ICML 2021)."""
 
-    radius: Annotated[float, Above(0)] | None = None
-    steps: Annotated[int, AtLeast(1)] = 1
+    radius: Positive | None = None
+    steps: Count = 1
 
     is_centered = True
 
@@ -166,8 +166,8 @@ class CenteredClipping(Defence):
 class NormBound(Defence):
     """Average clipped updates and add noise (Sun et al., 2019)."""
 
-    radius: Annotated[float, Above(0)] | None = None
-    deviation: Annotated[float, AtLeast(0)] = 0.001
+    radius: Positive | None = None
+    deviation: NonNegative = 0.001
 
     is_centered = True
 
@@ -183,7 +183,7 @@ class NormBound(Defence):
 class Flame(Defence):
     """Average clipped updates of one direction, with noise (FLAME, Nguyen et al., 2022)."""
 
-    noise: Annotated[float, AtLeast(0)] = 0.001
+    noise: NonNegative = 0.001
 
     is_centered = True
 

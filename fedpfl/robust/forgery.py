@@ -6,12 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import NonNegative, Positive
 from fedpfl.robust.attack import Attack
 from fedpfl.robust.defence import square_distances
 from fedpfl.robust.poison import Backdoor
@@ -61,7 +61,7 @@ class UploadAttack(Attack, ABC):
 class SignFlip(UploadAttack):
     """Send the update's opposite, scaled (Li et al., AAAI 2019)."""
 
-    scale: Annotated[float, Above(0)] = 4.0
+    scale: Positive = 4.0
 
     is_centered = True
 
@@ -74,7 +74,7 @@ class SignFlip(UploadAttack):
 class Noise(UploadAttack):
     """Send Gaussian noise in the update's stead."""
 
-    deviation: Annotated[float, Above(0)] = 0.1
+    deviation: Positive = 0.1
 
     is_centered = True
 
@@ -94,7 +94,7 @@ class Replacement(Backdoor, UploadAttack):
     theirs as far as updates of the honest cancel out.
     """
 
-    scale: Annotated[float, Above(0)] | None = None
+    scale: Positive | None = None
 
     is_centered = True
 
@@ -109,7 +109,7 @@ class Replacement(Backdoor, UploadAttack):
 class LittleIsEnough(UploadAttack):
     """Send mean - z deviations, which hides in the spread (Baruch et al., NeurIPS 2019)."""
 
-    z: Annotated[float, AtLeast(0)] | None = 1.5
+    z: NonNegative | None = 1.5
     knowledge: Literal["all", "fellows"] = "all"
 
     def forge_rows(self, uploads: Uploads) -> Tensor:
@@ -194,7 +194,7 @@ class MinSum(_Hidden):
 class InnerProduct(UploadAttack):
     """Send the opposite of the mean update, scaled (Xie, Koyejo and Gupta, UAI 2019)."""
 
-    scale: Annotated[float, Above(0)] = 1.0
+    scale: Positive = 1.0
     knowledge: Literal["all", "fellows"] = "all"
 
     is_centered = True

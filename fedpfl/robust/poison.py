@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedpfl.data import Federation
 from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import Above, AtLeast, AtMost
+from fedpfl.ground.ranges import Count, PositiveProportion, WholeNumber
 from fedpfl.ground.tasks import require_classification
 from fedpfl.robust.attack import Attack
 
@@ -30,7 +30,7 @@ OPACITIES = {"patch": 1.0, "blended": 0.2, "sine": 0.1}
 class DataAttack(Attack, ABC):
     """Alter attackers' training samples, and the samples that measure success."""
 
-    poisoned: Annotated[float, Above(0), AtMost(1)] = 1.0
+    poisoned: PositiveProportion = 1.0
 
     parts: ClassVar[int] = 1
     """In how many parts attackers share a pattern."""
@@ -81,8 +81,8 @@ class DataAttack(Attack, ABC):
 class LabelFlip(DataAttack):
     """Flip labels: each class to the next, or `source` to `target`."""
 
-    source: Annotated[int, AtLeast(0)] | str | None = None
-    target: Annotated[int, AtLeast(0)] | str | None = None
+    source: WholeNumber | str | None = None
+    target: WholeNumber | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,12 +102,12 @@ class LabelFlip(DataAttack):
 class Backdoor(DataAttack):
     """Plant a pattern in images and label them as the target class."""
 
-    poisoned: Annotated[float, Above(0), AtMost(1)] = 0.5
+    poisoned: PositiveProportion = 0.5
     pattern: Literal["patch", "blended", "sine"] = "patch"
-    target: Annotated[int, AtLeast(0)] | str = 0
-    size: Annotated[int, AtLeast(1)] = 3
-    opacity: Annotated[float, Above(0), AtMost(1)] | None = None
-    parts: Annotated[int, AtLeast(1)] = 1  # type: ignore[misc]
+    target: WholeNumber | str = 0
+    size: Count = 3
+    opacity: PositiveProportion | None = None
+    parts: Count = 1  # type: ignore[misc]
 
     def check_federation(self, federation: Federation) -> None:
         """Raise FedpflError where there are no images, or pattern or target do not fit."""

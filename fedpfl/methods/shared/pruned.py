@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import Positive, WholeNumber
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.submodel import Submodel
@@ -30,8 +30,8 @@ class PrunedSubmodel(Submodel, ABC):
         `current` global one.
     """
 
-    ranking_epochs: Annotated[int, AtLeast(0)] = 1
-    ranking_lr: Annotated[float, Above(0)] = 0.01
+    ranking_epochs: WholeNumber = 1
+    ranking_lr: Positive = 0.01
     first: Literal["initial", "current"] = "initial"
 
     @abstractmethod

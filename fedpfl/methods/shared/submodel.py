@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtMost
+from fedpfl.ground.ranges import PositiveProportion
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.methods.shared.neurons import Rounding
 
 Assignment = Literal["blocks", "random"]
-Widths = tuple[Annotated[float, Above(0), AtMost(1)], ...]
+Widths = tuple[PositiveProportion, ...]
 
 FIVE_WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of FedSPU's capability clusters
 
