@@ -10,20 +10,17 @@ import pkgutil
 from fedpfl.methods.shared.batch import LONGEST_CHUNK, Batch, Data, Shard
 from fedpfl.methods.shared.method import (
     FACTS,
-    ORDER,
     SEES,
     STORED,
     Method,
     Phase,
     Turn,
-    argument_order_fault,
 )
 
 __all__ = [
     "FACTS",
     "LONGEST_CHUNK",
     "METHODS",
-    "ORDER",
     "SEES",
     "STORED",
     "Batch",
@@ -32,7 +29,6 @@ __all__ = [
     "Phase",
     "Shard",
     "Turn",
-    "argument_order_fault",
 ]
 
 

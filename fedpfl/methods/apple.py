@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import NonNegative, Positive
-from fedpfl.ground.tree import Agreed, Known, Tree
-from fedpfl.methods.shared.method import Method, Turn, flag
+from fedpfl.ground.tree import Known, Tree
+from fedpfl.methods.shared.method import Method, Turn, flag, pick_row, send_if
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class APPLE(Method):
             "cores": tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), params),
             "shares": shares,
             "counted": flag(params),
-            "played": some_leaf.new_zeros((), dtype=torch.int64),
+            "played": flag(params).long(),
             "end": some_leaf.new_full((), self.until * parts.rounds),
         }
         return server, {"p": shares}
@@ -103,15 +103,9 @@ class APPLE(Method):
             lambda leaf: leaf.index_select(0, other_numbers),
             server["cores"],
         )
-        # Not leaf[number]: vmap has no value of a number that differs by client.
-        index = number.view(1)
-        own_core = tree.map(
-            lambda leaf: leaf.index_select(0, index).squeeze(0),
-            server["cores"],
-        )
         return {
-            "others": _unless_counting(server, other_cores),
-            "own": Known(own_core),
+            "others": send_if(server["counted"], other_cores),
+            "own": Known(pick_row(server["cores"], number)),
             "p0": Known(server["shares"]),
         }
 
@@ -161,7 +155,7 @@ class APPLE(Method):
     def finish(self, server, client, start, params):
         """Send the core up, or the number of samples; keep p_i."""
         upload = {
-            "core": _unless_counting(server, params["core"]),
+            "core": send_if(server["counted"], params["core"]),
             "samples": client["samples"],
         }
         return upload, {"p": self._relationships(client, params)}
@@ -182,12 +176,3 @@ class APPLE(Method):
             lambda cores: torch.tensordot(p.to(cores), cores, 1),
             server["cores"],
         )
-
-
-def _unless_counting(server: Tree, values: Tree) -> Agreed:
-    """Return values that travel, but not where the server asks for sample counts alone."""
-    mask = tree.map(
-        lambda leaf: server["counted"].expand(leaf.shape),
-        values,
-    )
-    return Agreed(values, mask)

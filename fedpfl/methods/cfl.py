@@ -9,7 +9,7 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Count, NonNegative, Proportion, WholeNumber
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.method import Method
+from fedpfl.methods.shared.method import Method, flag, pick_row
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,7 @@ class CFL(Method):
 
         Newcomers stand last in `cluster_of`.
         """
-        device = tree.leaves(params)[0].device
-        cluster_of = torch.zeros(
-            parts.clients + 1,
-            dtype=torch.int64,
-            device=device,
-        )
+        cluster_of = flag(params).long().repeat(parts.clients + 1)
         cluster_of[-1] = self.clusters
         server = {
             # Clusters to come have the initial model: the form of a state never changes.
@@ -81,11 +76,7 @@ class CFL(Method):
         """Return the model of the client's cluster."""
         cluster_of = server["cluster_of"]
         number = client["number"].clamp(max=len(cluster_of) - 1)  # newcomers stand last
-        cluster = cluster_of.index_select(0, number.view(1))
-        return tree.map(
-            lambda leaf: leaf.index_select(0, cluster).squeeze(0),
-            server["models"],
-        )
+        return pick_row(server["models"], pick_row(cluster_of, number))
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average within clusters, those included that have just split off."""

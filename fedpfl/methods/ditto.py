@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpfl.ground import tree
 from fedpfl.ground.ranges import NonNegative, WholeNumber
-from fedpfl.methods.shared.method import Method
-from fedpfl.methods.shared.private import two_model_phases
+from fedpfl.methods.shared.private import PrivateModel
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(PrivateModel):
     """Ditto (Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1).
 
     FedAvg trains w, and beside it v_i follows SGD on CE(v) + lam/2 |v - w|^2, where w is the model
@@ -39,43 +37,21 @@ class Ditto(Method):
         return {"w": self.statistics or "aggregate", "v": "local"}
 
     def start(self, received, client):
-        """Return both models; a client's first private one is what `cold_start` says."""
-        v = client["v"]
-        # Else v is the initial model, where `init` put it.
-        if self.cold_start == "global":
-            v = tree.where(client["participated"], v, received)
-        return {"w": received, "v": v}
+        """Return both models."""
+        return self._start_both(received, client)
 
-    def phases(self, server, client, params, epochs):
-        """Train both models together, then the one with more epochs alone."""
-        personal_epochs = epochs if self.personal_epochs is None else self.personal_epochs
-        return two_model_phases(epochs, personal_epochs, self._global_loss, self._personal_loss)
-
-    def loss(self, server, client, net, params, batch):
-        """Add the two objectives, which have no common parameter."""
-        personal_loss = self._personal_loss(server, client, net, params, batch)
-        return self._global_loss(server, client, net, params, batch) + personal_loss
+    def _epochs_of_private(self, epochs):
+        """Return as many as the global model has, by default."""
+        return epochs if self.personal_epochs is None else self.personal_epochs
 
     def _global_loss(self, server, client, net, params, batch):
         """Return CE(w), FedAvg's objective."""
         return batch.loss(net(params["w"], batch.x, "w"))
 
-    def _personal_loss(self, server, client, net, params, batch):
-        """Return CE(v) + lam/2 |v - w|^2, w being the model received."""
-        loss = batch.loss(net(params["v"], batch.x, "v"))
-        if not self.lam:
-            return loss
-        # Only where it counts: 0 times the distance of a model that diverged is nan.
-        return loss + self.lam / 2 * tree.squared_distance(params["v"], server)
-
-    def finish(self, server, client, start, params):
-        """Send the global model up, keep the private one."""
-        return params["w"], {"v": params["v"]}
+    def _private_loss(self, server, client, net, params, batch):
+        """Return CE(v)."""
+        return batch.loss(net(params["v"], batch.x, "v"))
 
     def evaluated(self, server, client, params):
         """Return the private model."""
         return params["v"]
-
-    def predict(self, net, params, batch):
-        """Use the private model's statistics."""
-        return net(params, batch.x, "v")

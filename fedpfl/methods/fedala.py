@@ -90,9 +90,8 @@ class FedALA(Method):
                 break
         return {"weights": weights, "settled": torch.ones_like(client["settled"])}
 
-    def before_evaluation(self, server, client, net, shard):
-        """Do the same for the latest global model."""
-        return self.before_training(server, client, net, shard)
+    # The same for the latest global model.
+    before_evaluation = before_training
 
     def start(self, received, client):
         """Return the merged model; a client that never trained takes the global one."""

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Agreed, Tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import train_all_but
-from fedpfl.methods.shared.method import Phase
-from fedpfl.methods.shared.pool import ModelPool
+from fedpfl.methods.shared.method import Phase, send_if
+from fedpfl.methods.shared.pool import ModelPool, sum_models
 
-CHUNK = 16  # clients that the server reads pairs of together
 OWN_PAIR = (".lora_A", ".lora_B")  # A_k, B_k
 REST_PAIR = (".lora_A1", ".lora_B1")  # RA_k, RB_k
 
@@ -57,25 +56,14 @@ class FedALT(ModelPool):
 
     def before_turn(self, server, clients, read_states, generator):
         """Return the mean pairs of all other clients; False if there are none."""
-        numbers = clients["number"]
-        pool = server["pool"].nonzero()[:, 0].tolist()
 
-        # ---- Sum A_k and B_k over all other clients, in float64: the order of the sums hardly matters.
-        own_pairs = _own_pair(clients["model"])
-        total = tree.map(
-            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64),
-            own_pairs,
-        )
-        count = torch.zeros_like(numbers)
-        for start in range(0, len(pool), CHUNK):
-            states = read_states(pool[start : start + CHUNK])
-            is_other = numbers[:, None] != states["number"]
-            count = count + is_other.sum(1)
+        def weigh(states: Tree) -> Tensor:
+            is_other = clients["number"][:, None] != states["number"]
+            return is_other.double()
 
-            def add(total: Tensor, leaf: Tensor, is_other: Tensor = is_other) -> Tensor:
-                return total + torch.tensordot(is_other.double(), leaf.double(), 1)
-
-            total = tree.map(add, total, _own_pair(states["model"]))
+        # ---- Sum A_k and B_k over all other clients.
+        names = _own_pair(clients["model"])
+        total, count = sum_models(server["pool"], clients, read_states, weigh=weigh, names=names)
 
         # ---- RA_k and RB_k: their plain means.
         def divide(leaf_sum: Tensor) -> Tensor:
@@ -105,11 +93,7 @@ class FedALT(ModelPool):
         # A network without adapters has no pair.
         if not rest_pair:
             return {}
-        mask = tree.map(
-            lambda leaf: client["others"].expand(leaf.shape),
-            rest_pair,
-        )
-        return Agreed(rest_pair, mask)
+        return send_if(client["others"], rest_pair)
 
     def start(self, received, client):
         """Return the client's own entries beside the rest-of-world pair."""

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import NonNegative, Positive, Proportion
-from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.pool import ModelPool
-
-CHUNK = 16  # models that the server compares with the cohort's together
+from fedpfl.ground.tree import Tree
+from fedpfl.methods.shared.method import send_if
+from fedpfl.methods.shared.pool import ModelPool, sum_models
 
 
 @dataclass(frozen=True)
@@ -62,26 +61,15 @@ class FedAMP(ModelPool):
         if generator is None:  # clients are evaluated by their own models
             return {}
         models = clients["model"]
-        numbers = clients["number"]
-        pool = server["pool"].nonzero()[:, 0].tolist()
 
         # ---- Attention: the weighted sum of all other models, and of their weights.
-        weighted_sum = tree.map(
-            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64),
-            models,
+        def weigh(states: Tree) -> Tensor:
+            is_own = clients["number"][:, None] == states["number"]
+            return torch.where(is_own, 0.0, self._attention(models, states["model"]))
+
+        weighted_sum, total = sum_models(
+            server["pool"], clients, read_states, weigh=weigh, names=models
         )
-        total = torch.zeros_like(numbers, dtype=torch.float64)
-        for start in range(0, len(pool), CHUNK):
-            states = read_states(pool[start : start + CHUNK])
-            is_own = numbers[:, None] == states["number"]
-            attention = self._attention(models, states["model"])
-            weight = torch.where(is_own, 0.0, attention)
-            total = total + weight.sum(1)
-
-            def add(leaf_sum: Tensor, leaf: Tensor, weight: Tensor = weight) -> Tensor:
-                return leaf_sum + torch.tensordot(weight, leaf.double(), 1)
-
-            weighted_sum = tree.map(add, weighted_sum, states["model"])
 
         # ---- The cloud model u_i = xi_ii w_i + sum_j xi_ij w_j.
         if self.variant == "fedamp":
@@ -131,12 +119,7 @@ class FedAMP(ModelPool):
         """
         if not self.pull and self.start_from == "own":
             return {}
-        cloud = client["cloud"]
-        mask = tree.map(
-            lambda leaf: client["participated"].expand(leaf.shape),
-            cloud,
-        )
-        return Agreed(cloud, mask)
+        return send_if(client["participated"], client["cloud"])
 
     def start(self, received, client):
         """Return the client's own model w_i, or its cloud model u_i."""

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Count, NonNegative, Proportion
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
-from fedpfl.methods.shared.method import Method
+from fedpfl.methods.shared.method import Method, flag
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,7 @@ class FedCAC(Method):
     def init(self, params, parts):
         """Make nothing critical."""
         shared = self._shared(params, parts)
-        zero = torch.zeros(
-            (),
-            dtype=torch.int64,
-            device=tree.leaves(params)[0].device,
-        )
+        zero = flag(params).long()
         client = {
             "model": params,
             "own": shared,

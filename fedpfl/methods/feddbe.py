@@ -7,8 +7,7 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import NonNegative, Proportion
-from fedpfl.ground.tree import Agreed
-from fedpfl.methods.shared.method import Method, Phase, Turn, flag
+from fedpfl.methods.shared.method import Method, Phase, Turn, flag, send_if
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class FedDBE(Method):
     def download(self, server, client):
         """Return the model, and in a client's first participation the consensual mean zbar."""
         needs_mean = server["known"] & ~client["participated"]
-        return {"model": server["model"], "mean": _send_if(needs_mean, server["mean"])}
+        return {"model": server["model"], "mean": send_if(needs_mean, server["mean"])}
 
     def start(self, received, client):
         """Return the model, and probes for two gradients.
@@ -138,8 +137,8 @@ class FedDBE(Method):
         """Send the model up, or before round 1 the mean; keep u_i."""
         survey = {"mean": client["running"], "samples": client["samples"]}
         upload = {
-            "model": _send_if(server["known"], params["model"]),
-            "found": _send_if(~server["known"], survey),
+            "model": send_if(server["known"], params["model"]),
+            "found": send_if(~server["known"], survey),
         }
         return upload, client
 
@@ -161,11 +160,3 @@ class FedDBE(Method):
 def _shift_logits(model, u):
     """Return the term that u adds to a linear head's logits, `[classes]`."""
     return sum((model[name] * vector).sum(1) for name, vector in u.items())
-
-
-def _send_if(condition, values):
-    """Return values that travel if a condition holds, which both sides can tell."""
-    return Agreed(
-        values,
-        tree.map(lambda leaf: condition.expand(leaf.shape), values),
-    )

@@ -7,7 +7,7 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import NonNegative
-from fedpfl.methods.shared.method import Method
+from fedpfl.methods.shared.method import Method, equal_shares
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FedDyn(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Set th <- mean(th_i) + M, M being the mean of all clients' duals."""
         # Algorithm 1 divides by the cohort's size, not by the clients' numbers of samples.
-        uniform = torch.full_like(weight, 1 / len(weight))
+        uniform = equal_shares(weight)
         mean = tree.mean(uploads, uniform)
         # If the cohort's mean moved by a step, a mean over ALL clients moves by this part.
         part = len(weight) / server["clients"]

@@ -10,7 +10,8 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.fedobp import FedOBP
-from fedpfl.methods.shared.batch import Data, Shard
+from fedpfl.methods.shared.batch import Data
+from fedpfl.methods.shared.method import flag
 from fedpfl.models import Bound
 
 
@@ -54,22 +55,10 @@ class FedOBPAdaptive(FedOBP):
     def init(self, params, parts):
         """Begin with the largest q."""
         server, client = super().init(params, parts)
-        device = tree.leaves(params)[0].device
-        q = torch.tensor(self.q[-1], dtype=torch.float64, device=device)
-        return server, {**client, "q": q}
+        return server, {**client, "q": flag(params).double() + self.q[-1]}
 
     def before_training(self, server, client, net, shard):
-        """Choose the client's q for this round."""
-        return self._choice(server, client, net, shard)
-
-    def before_evaluation(self, server, client, net, shard):
-        """Choose q for the present theta_g."""
-        return self._choice(server, client, net, shard)
-
-    def _choice(
-        self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard
-    ) -> dict[str, Tree]:
-        """Return the q with most hits on the validation samples."""
+        """Return the q with most hits on the validation samples, for the present theta_g."""
         score = self._score(server, client)
         results = []
         for q in self.q:
@@ -83,6 +72,8 @@ class FedOBPAdaptive(FedOBP):
             ranking.append((hits, -loss, q))
         best_q = max(ranking)[-1]
         return {"q": torch.full_like(client["q"], best_q)}
+
+    before_evaluation = before_training
 
     def _hits_and_loss(self, net: Bound, model: Tree, data: Data) -> Tensor:
         """Return hits and summed cross-entropy, `[2]`."""

@@ -53,7 +53,7 @@ class FedPHP(Method):
 
     def init(self, params, parts):
         """Begin with the initial model as everybody's private one."""
-        count = torch.zeros_like(flag(params), dtype=torch.float32)
+        count = flag(params).float()
         # Without the summand int(0.29 * 100), of 28.999..., would be 28.
         expected = count + max(1, int(self.participation * parts.rounds + 1e-9))
         return {"model": params, "expected": expected}, {"hpm": params, "count": count}

@@ -58,9 +58,7 @@ class FedProto(LocalOnly):
         counts = torch.bincount(shard.data.y, minlength=len(server["seen"]))
         return {"own": counts > 0}
 
-    def before_evaluation(self, server, client, net, shard):
-        """Return a bool for each class: the client has it."""
-        return self.before_training(server, client, net, shard)
+    before_evaluation = before_training
 
     def download(self, server, client):
         """Return the existing prototypes."""
@@ -109,10 +107,7 @@ class FedProto(LocalOnly):
             counts = torch.bincount(labels, minlength=classes)
         else:
             # Every class counts once, however many samples it has.
-            counts = torch.bincount(
-                torch.arange(classes, device=y.device),
-                minlength=classes,
-            )
+            counts = torch.ones_like(mean[:, 0], dtype=torch.int64)
         counts = counts * (torch.bincount(y, minlength=classes) > 0)
         return {"mean": mean, "counts": counts}
 

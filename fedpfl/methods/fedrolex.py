@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from fedpfl.methods.heterofl import HeteroFL
 from fedpfl.methods.shared import neurons
+from fedpfl.methods.shared.method import flag
 from fedpfl.methods.shared.neurons import Rounding
 
 
@@ -30,11 +29,7 @@ class FedRolex(HeteroFL):
     def init(self, params, parts):
         """Count the rounds played, and at the client those before its last training."""
         server, client = super().init(params, parts)
-        rounds = torch.zeros(
-            (),
-            dtype=torch.int64,
-            device=server["plan"]["group"].device,
-        )
+        rounds = flag(params).long()
         return {**server, "rounds": rounds}, {**client, "rounds": rounds}
 
     def prepare(self, server, client):

@@ -12,7 +12,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Count, Positive, Proportion
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.by_mask import PersonalByMask
-from fedpfl.methods.shared.method import Phase, flag
+from fedpfl.methods.shared.method import Phase, equal_shares, flag, send_if
 from fedpfl.models import Parts
 
 BY_MOVEMENT = ("most", "least", "random")
@@ -150,18 +150,16 @@ class FedSelect(PersonalByMask):
         # A mask travels only where it has changed.
         difference = tree.map(torch.logical_xor, mask, next_client["mask"])
         has_changed = tree.ravel(difference).any()
-        sends_mask = tree.map(lambda leaf: has_changed.expand_as(leaf), mask)
         upload = {
             "model": Agreed(params, _shared_mask(params, mask)),
-            "mask": Agreed(next_client["mask"], sends_mask),
+            "mask": send_if(has_changed, next_client["mask"]),
         }
         return upload, next_client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over those who share it, with equal weights; else it stays."""
         trained, shared = uploads["model"]
-        equal = torch.full_like(weight, 1 / len(weight))
-        server = tree.masked_mean(server, trained, shared, equal)
+        server = tree.masked_mean(server, trained, shared, equal_shares(weight))
         # ---- What clients shared in this round is the mean, also where it is personal from now on.
         names = clients["own"]
         was_shared = tree.select(shared, names)

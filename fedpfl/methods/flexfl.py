@@ -18,6 +18,7 @@ from fedpfl.ground.ranges import (
 )
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import levels, neurons
+from fedpfl.methods.shared.method import pick_row
 from fedpfl.methods.shared.neurons import Rounding
 from fedpfl.methods.shared.submodel import Assignment, PartialModel
 
@@ -122,7 +123,7 @@ class FlexFL(PartialModel):
 
     def _active(self, server, client):
         """Return the neurons of the client's level."""
-        return server["levels"].index_select(0, client["level"].view(1))[0]
+        return pick_row(server["levels"], client["level"])
 
     def prepare(self, server, client):
         """Settle on the level that is sent, or the largest that the device can hold."""

@@ -68,9 +68,8 @@ class GPFL(Method):
         frequencies = counts / max(1, len(shard.data.y))
         return {"frequencies": frequencies.to(client["frequencies"])}
 
-    def before_evaluation(self, server, client, net, shard):
-        """Return the frequencies also for a client that never trained."""
-        return self.before_training(server, client, net, shard)
+    # A client that never trained has its frequencies, too.
+    before_evaluation = before_training
 
     def start(self, received, client):
         """Return the received parts and the client's head, which all train."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import neurons
-from fedpfl.methods.shared.method import Phase
+from fedpfl.methods.shared.method import Phase, equal_shares, flag
 from fedpfl.methods.shared.neurons import Rounding
 from fedpfl.methods.shared.submodel import Submodel, Widths
 
@@ -76,9 +76,7 @@ class HeteroFL(Submodel):
         server["classes"] = dict.fromkeys(parts.head, marker)
         if self.masked:
             head_weight = params[parts.head_weight]
-            client["labels"] = torch.ones(
-                len(head_weight), dtype=torch.bool, device=head_weight.device
-            )
+            client["labels"] = ~flag(head_weight).repeat(len(head_weight))
         return server, client
 
     def sample(self, server, generator):
@@ -94,6 +92,9 @@ class HeteroFL(Submodel):
             return {}
         counts = torch.bincount(shard.data.y, minlength=len(client["labels"]))
         return {"labels": counts > 0}
+
+    # A client that has not trained yet has its classes, too.
+    before_evaluation = before_training
 
     def _active(self, server, client):
         """Return the first neurons of each layer, as many as the client's width has."""
@@ -125,7 +126,7 @@ class HeteroFL(Submodel):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each class's rows of the head over the clients that have the class."""
         if self.weighting == "equal":
-            weight = torch.full_like(weight, 1 / len(weight))
+            weight = equal_shares(weight)
         uploaded = uploads["model"]
         if self.masked:
             labels = uploads["labels"]  # [clients, classes]
@@ -143,10 +144,6 @@ class HeteroFL(Submodel):
         if not self.masked:
             return params
         return {"model": params, "labels": client["labels"]}
-
-    def before_evaluation(self, server, client, net, shard):
-        """Return the client's classes even if it has not trained yet."""
-        return self.before_training(server, client, net, shard)
 
     def predict(self, net, params, batch):
         """Return masked logits, without the scaler."""

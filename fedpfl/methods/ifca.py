@@ -10,7 +10,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Count
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import top_layer_names
-from fedpfl.methods.shared.method import Method
+from fedpfl.methods.shared.method import Method, pick_row
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,12 @@ class IFCA(Method):
             "statistics": {"main": tree.take(server["statistics"], best)},
         }
 
+    # A client that is evaluated chooses by its training samples, too.
+    before_evaluation = before_training
+
     def _summed_loss(self, server, cluster, net, shard):
         """Return the cross-entropy of a cluster's model, summed over the training samples."""
-        model = self._model(server, torch.tensor(cluster))
+        model = {**server["shared"], **tree.take(server["models"], cluster)}
         sums = []
         with torch.no_grad():
             for batch in shard.data.chunks():
@@ -87,13 +90,9 @@ class IFCA(Method):
                 sums.append(batch.losses(logits).double().sum())
         return float(sum(sums))
 
-    def before_evaluation(self, server, client, net, shard):
-        """Choose the client's model by its training samples here too."""
-        return self.before_training(server, client, net, shard)
-
     def start(self, received, client):
         """Return the model of the client's cluster."""
-        return self._model(received, client["cluster"])
+        return {**received["shared"], **pick_row(received["models"], client["cluster"])}
 
     def finish(self, server, client, start, params):
         """Send the model up, and a flag for each cluster."""
@@ -150,15 +149,6 @@ class IFCA(Method):
         for number in range(self.clusters):
             shares[f"cluster_{number + 1}"] = (client["cluster"] == number).float()
         return shares
-
-    @staticmethod
-    def _model(server: Tree, cluster: Tensor) -> Tree:
-        """Return the network with a cluster's layers."""
-
-        def pick(leaf: Tensor) -> Tensor:
-            return leaf.index_select(0, cluster.to(leaf.device).view(1)).squeeze(0)
-
-        return {**server["shared"], **tree.map(pick, server["models"])}
 
 
 def _shuffle_entries(params: Tree, seed: int, number: int) -> Tree:

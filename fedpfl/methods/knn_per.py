@@ -56,8 +56,10 @@ class KNNPer(Method):
         return self.lam is None
 
     def before_training(self, server, client, net, shard):
-        """Store the client's samples under the received model."""
+        """Store the client's samples under the current model."""
         return self._memory(net.still(), server, shard)
+
+    before_evaluation = before_training
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy of the model alone."""
@@ -66,10 +68,6 @@ class KNNPer(Method):
     def after_training(self, server, client, net, params, shard, aux):
         """Store the client's samples under the trained model."""
         return self._memory(net, params, shard)
-
-    def before_evaluation(self, server, client, net, shard):
-        """Store the client's samples under the current model."""
-        return self._memory(net.still(), server, shard)
 
     def _memory(self, net: Bound, params: Tree, shard: Shard) -> dict[str, Tree]:
         """Return features and labels of the client's samples under a model, and its lam."""

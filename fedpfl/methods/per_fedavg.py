@@ -5,12 +5,10 @@ from functools import partial
 from itertools import chain, islice
 from typing import ClassVar, Literal
 
-import torch
-
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import NonNegative, Positive, WholeNumber
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.method import Method, Phase
+from fedpfl.methods.shared.method import Method, Phase, equal_shares
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ class PerFedAvg(Method):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the meta-models uniformly."""
-        uniform = torch.full_like(weight, 1 / len(weight))
-        return tree.mean(uploads, uniform), clients
+        return tree.mean(uploads, equal_shares(weight)), clients
 
     def before_evaluation(self, server, client, net, shard):
         """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""

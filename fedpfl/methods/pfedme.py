@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Count, NonNegative, Positive
-from fedpfl.methods.shared.method import Method, Phase
+from fedpfl.methods.shared.method import Method, Phase, equal_shares
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class PFedMe(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Make a step of length `beta` towards the mean: w <- (1 - beta) w + beta mean(w_i)."""
         if self.average == "uniform":
-            weight = torch.full_like(weight, 1 / len(weight))
+            weight = equal_shares(weight)
         mean = tree.mean(uploads, weight)
         if self.beta == 1:
             return mean, clients

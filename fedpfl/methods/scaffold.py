@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Positive
-from fedpfl.methods.shared.method import Method, Phase
+from fedpfl.methods.shared.method import Method, Phase, equal_shares, flag
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Scaffold(Method):
     def init(self, params, parts):
         """Set all controls to zero; keep K, how many clients there are in all."""
         zeros = tree.full_like(params, 0.0)
-        client_count = torch.tensor(parts.clients, device=tree.leaves(params)[0].device)
+        client_count = flag(params).long() + parts.clients
         server = {"model": params, "control": zeros, "clients": client_count}
         return server, {"control": zeros}
 
@@ -106,8 +106,7 @@ class Scaffold(Method):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
-        uniform = torch.full_like(weight, 1 / len(weight))
-        mean = tree.mean(uploads, uniform)
+        mean = tree.mean(uploads, equal_shares(weight))
         model = tree.map(
             lambda x, dy: x + self.server_lr * dy,
             server["model"],

@@ -15,6 +15,7 @@ from fedpfl.ground.ranges import (
 )
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons, transport
+from fedpfl.methods.shared.method import flag
 from fedpfl.methods.shared.submodel import Assignment, PartialModel, assign_values
 from fedpfl.methods.shared.transport import MatchingMode
 
@@ -76,13 +77,8 @@ class SubFLOT(PartialModel):
         """Give the client a rate and all neurons, not yet chosen."""
         server, client = super().init(params, parts)
         server["writers"] = transport.writing_weights(params, parts)
-        rate = torch.zeros(
-            (),
-            dtype=torch.float64,
-            device=tree.leaves(params)[0].device,
-        )
         all_neurons = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
-        return server, {**client, "rate": rate, "own": all_neurons}
+        return server, {**client, "rate": flag(params).double(), "own": all_neurons}
 
     def init_clients(self, clients, generator):
         """Return the clients' rates."""

@@ -52,18 +52,18 @@ class Net:
         self.traits = traits or Traits()
         self.name = name
         self._facts = facts
-        parameters = dict(module.named_parameters())
-        moving_names = {key for key, leaf in parameters.items() if key in self.traits.moving}
-        self.params: Tree = {
-            key: leaf.detach().clone() for key, leaf in parameters.items() if leaf.requires_grad
-        }
-        self.frozen: Tree = {
-            key: leaf.detach()
-            for key, leaf in parameters.items()
-            if not leaf.requires_grad and key not in moving_names
-        }
-        self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving_names)}
+        self.params: Tree = {}
+        self.frozen: Tree = {}
         self.constants: Tree = {}
+        moving: Tree = {}
+        for key, leaf in module.named_parameters():
+            if leaf.requires_grad:
+                self.params[key] = leaf.detach().clone()
+            elif key in self.traits.moving:
+                moving[key] = leaf.detach().clone()
+            else:
+                self.frozen[key] = leaf.detach()
+        self.buffers: Tree = dict(sorted(moving.items()))
         for key, leaf in module.named_buffers():
             is_constant = key in self.traits.constant
             (self.constants if is_constant else self.buffers)[key] = leaf.detach().clone()

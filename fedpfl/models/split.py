@@ -135,35 +135,44 @@ def find_parts(
         aliases: Further names of shared parameters; their first names alone are entries.
         facts: `unclear`, `classes`, `seed` and what follows it in Parts.
     """
+    # ---- Layers in the order of a forward pass where it is known, else as they were made.
     aliases = aliases or {}
-    groups = _group_by_layer(module, order, aliases)
-    layers = groups.layers
+    modules = dict(sorted(module.named_modules(), key=lambda item: _position(item[0], order)))
+    layers = _group_by_layer(modules, aliases)
+    owners = {entry: entry.rpartition(".")[0] for layer in layers for entry in layer}
+
+    def list_entries(kind: Any) -> tuple[str, ...]:
+        return tuple(entry for entry, owner in owners.items() if isinstance(modules[owner], kind))
 
     # ---- The head: the layer's own parameters, and those it shares under their first names.
-    name = groups.last_linear if head_layer is None else head_layer
+    widths = {"": 0}  # of linear layers
+    for owner, layer in modules.items():
+        is_trained = owner in owners.values() or hasattr(layer, "parametrizations")
+        if isinstance(layer, nn.Linear) and is_trained:
+            widths[owner] = layer.out_features
+    name, width = list(widths.items())[-1]
+    if head_layer is not None:
+        name = head_layer
     prefix = f"{name}." if name else ""
     shared = {first for alias, first in aliases.items() if f"{alias}.".startswith(prefix)}
-    head = []
-    for entry in (entry for layer in layers for entry in layer):
-        if f"{entry}.".startswith(prefix) or entry in shared:
-            head.append(entry)
+    head = [entry for entry in owners if f"{entry}.".startswith(prefix) or entry in shared]
     if head_layer is not None:
         # The head's layers come last; the sort is stable.
         layers.sort(key=lambda layer: bool(head) and set(layer) <= set(head))
 
     # ---- Its weight, if it is linear.
     linear_weight = ""
-    if isinstance(dict(module.named_modules()).get(name), nn.Linear):
+    if isinstance(modules.get(name), nn.Linear):
         weight = aliases.get(f"{prefix}weight", f"{prefix}weight")
         linear_weight = weight if weight in head else ""
 
-    facts["classes"] = facts.get("classes") or groups.last_width
+    facts["classes"] = facts.get("classes") or width
     facts["pairs"] = max(getattr(layer, "pairs", 0) for layer in module.modules())
     return Parts(
         layers=tuple(map(tuple, layers)),
         head_entries=tuple(head),
-        normalisation=tuple(groups.normalisation),
-        batch_norm=tuple(groups.batch_norm),
+        normalisation=list_entries(NORMALISATION),
+        batch_norm=list_entries(nn.modules.batchnorm._NormBase),
         head_name=name,
         linear_weight=linear_weight,
         **facts,
@@ -172,51 +181,25 @@ def find_parts(
     )
 
 
-@dataclass
-class _LayerGroups:
-    """Names of trainable parameters by layer, and the last linear layer."""
-
-    layers: list[list[str]] = field(default_factory=list)
-    normalisation: list[str] = field(default_factory=list)
-    batch_norm: list[str] = field(default_factory=list)
-    last_linear: str = ""
-    last_width: int = 0
-
-
 def _group_by_layer(
-    module: nn.Module, order: Sequence[str], aliases: Mapping[str, str]
-) -> _LayerGroups:
+    modules: Mapping[str, nn.Module], aliases: Mapping[str, str]
+) -> list[list[str]]:
     """Group the names of trainable parameters by layer, normalisation with the layer before it."""
-    # ---- Step 1: layers in the order of a forward pass where it is known, else as they were made.
-    groups = _LayerGroups()
-    modules = sorted(
-        module.named_modules(),
-        key=lambda item: _position(item[0], order),
-    )
-
-    # ---- Step 2: each one's own parameters that train, shared ones under their first name.
-    for prefix, child in modules:
+    layers: list[list[str]] = []
+    for prefix, child in modules.items():
         names = []
         for parameter_name, leaf in child.named_parameters(recurse=False):
             name = f"{prefix}.{parameter_name}" if prefix else parameter_name
+            # Shared ones stand under their first name.
             if leaf.requires_grad and name not in aliases:
                 names.append(name)
-        if isinstance(child, nn.Linear) and (names or _is_parametrised(child)):
-            groups.last_linear = prefix
-            groups.last_width = child.out_features
-        if not names:
-            continue
         # A parametrised layer keeps its trained values in a module below it.
         is_continuation = isinstance(child, NORMALISATION) or ".parametrizations." in f"{prefix}."
-        if groups.layers and is_continuation:
-            groups.layers[-1].extend(names)
-        else:
-            groups.layers.append(names)
-        if isinstance(child, NORMALISATION):
-            groups.normalisation.extend(names)
-        if isinstance(child, nn.modules.batchnorm._NormBase):
-            groups.batch_norm.extend(names)
-    return groups
+        if layers and is_continuation:
+            layers[-1].extend(names)
+        elif names:
+            layers.append(names)
+    return layers
 
 
 def _position(layer: str, order: Sequence[str]) -> int:
@@ -224,7 +207,3 @@ def _position(layer: str, order: Sequence[str]) -> int:
     layer = layer.partition(".parametrizations")[0]
     # Layers that a forward pass does not show come first, so that none of them is the head.
     return order.index(layer) if layer in order else -1
-
-
-def _is_parametrised(layer: nn.Module) -> bool:
-    return hasattr(layer, "parametrizations")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from fedpfl.models.net import Bound
 
 SAMPLES_PER_CHUNK = 32  # their gradients are in memory together
 
-Taps = dict[str, tuple[nn.Module, Tensor]]  # layers, and zeros of their output's shape
+Calls = dict[str, list[tuple[Tensor, Tensor]]]  # input and output of each call, by layer
 
 
 def squared_gradients(
@@ -45,32 +46,27 @@ def squared_gradients(
         return tree.full_like(params, 0.0)
 
     # ---- Step 1: layers with differentiated outputs, and all other parameters.
-    taps = _tappable_layers(net, loss, params, x, y)
-    layers = {name: module for name, (module, _) in taps.items()}
-    offsets = {name: zeros for name, (_, zeros) in taps.items()}
-    layer_params = _list_parameters(layers)
-    other_params = {name: value for name, value in params.items() if name not in layer_params}
+    offsets = _find_offsets(net, loss, params, x, y)
+    layers = {name: net.net.module.get_submodule(name) for name in offsets}
+    layer_params = [name for name in params if name.rpartition(".")[0] in layers]
+    other_params = tree.drop(params, layer_params)
 
     def differentiate_sample(x: Tensor, y: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
         # The gradient at an offset of zeros is the gradient that reaches the layer's output.
         def objective(other_params: Tree, offsets: Tree) -> tuple[Tensor, Tree]:
             with _record_calls(layers, offsets) as calls:
                 value = loss({**params, **other_params}, x[None], y[None])
-            return value, {name: inputs[0] for name, [(inputs, _)] in calls.items()}
+            return value, {name: inputs for name, [(inputs, _)] in calls.items()}
 
         differentiate = grad(objective, argnums=(0, 1), has_aux=True)
         return differentiate(other_params, offsets)
 
     # ---- Step 2: squares, chunk by chunk, so that few gradients are in memory together.
     total = tree.full_like(params, 0.0)
-    chunks = zip(
-        x.split(SAMPLES_PER_CHUNK),
-        y.split(SAMPLES_PER_CHUNK),
-        weight.split(SAMPLES_PER_CHUNK),
-        strict=True,
-    )
-    for chunk_x, chunk_y, chunk_weight in chunks:
-        gradients, inputs = vmap(differentiate_sample)(chunk_x, chunk_y)
+    for start in range(0, len(x), SAMPLES_PER_CHUNK):
+        chunk = slice(start, start + SAMPLES_PER_CHUNK)
+        chunk_weight = weight[chunk]
+        gradients, inputs = vmap(differentiate_sample)(x[chunk], y[chunk])
         other_gradients, output_gradients = gradients
         chunk_squares = {}
         for name, leaf in other_gradients.items():
@@ -84,18 +80,10 @@ def squared_gradients(
     return total
 
 
-def _list_parameters(layers: dict[str, nn.Module]) -> set[str]:
-    """Return the names of the parameters of some layers."""
-    names = set()
-    for layer_name, layer in layers.items():
-        names |= {f"{layer_name}.{kind}" for kind, _ in layer.named_parameters()}
-    return names
-
-
-def _tappable_layers(
+def _find_offsets(
     net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor
-) -> Taps:
-    """Return layers in `params` that a call uses once, and zeros of their output's shape."""
+) -> Tree:
+    """Return zeros of the output's shape for layers in `params` that a call uses once."""
     candidates: dict[str, nn.Module] = {}
     for name, module in net.net.module.named_modules():
         if f"{name}.weight" in params and (type(module) is nn.Linear or _is_plain_conv(module)):
@@ -103,15 +91,15 @@ def _tappable_layers(
     with torch.no_grad(), _record_calls(candidates) as calls_by_layer:
         loss(params, x[:1], y[:1])
 
-    taps: Taps = {}
+    offsets = {}
     for name, calls in calls_by_layer.items():
         expected_dim = 2 if type(candidates[name]) is nn.Linear else 4
         # Gradients of a layer that is called twice add up before they are squared.
         if len(calls) == 1:
             inputs, output = calls[0]
-            if inputs[0].dim() == expected_dim:
-                taps[name] = candidates[name], torch.zeros_like(output)
-    return taps
+            if inputs.dim() == expected_dim:
+                offsets[name] = torch.zeros_like(output)
+    return offsets
 
 
 def _is_plain_conv(module: nn.Module) -> bool:
@@ -125,20 +113,15 @@ def _is_plain_conv(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _record_calls(
-    layers: dict[str, nn.Module], offsets: Tree | None = None
-) -> Iterator[dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]]:
-    """Record inputs and output of each call of the layers; outputs are moved by `offsets`."""
-    calls: dict[str, list[tuple[tuple[Tensor, ...], Tensor]]] = {name: [] for name in layers}
+def _record_calls(layers: dict[str, nn.Module], offsets: Tree | None = None) -> Iterator[Calls]:
+    """Record input and output of each call of the layers; outputs are moved by `offsets`."""
+    calls: Calls = {name: [] for name in layers}
 
-    def make_hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            calls[name].append((inputs, output))
-            return output if offsets is None else output + offsets[name]
+    def record(name: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        calls[name].append((inputs[0], output))
+        return output if offsets is None else output + offsets[name]
 
-        return hook
-
-    hooks = [module.register_forward_hook(make_hook(name)) for name, module in layers.items()]
+    hooks = [layer.register_forward_hook(partial(record, name)) for name, layer in layers.items()]
     try:
         yield calls
     finally:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.method import Method
+from fedpfl.ground.tree import Known, Tree
+from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.models import Parts
 
 
@@ -78,6 +79,48 @@ class PersonalInit(PersonalByName):
     def _averages_all(self) -> bool:
         """Whether personal entries travel and are averaged too."""
         return self.personal_init == "server_average"
+
+
+@dataclass(frozen=True)
+class FixedByName(Method):
+    """Train and average some entries, over others that all clients have from the beginning."""
+
+    mixes_samples = ""
+    server_sees = "mean of uploads"
+
+    _trained_key: ClassVar[str] = "model"
+    """The name of the trained entries in the server's state."""
+    _fixed_key: ClassVar[str] = "fixed"
+    """The name of the other ones."""
+
+    @abstractmethod
+    def _fixed(self, parts: Parts) -> Sequence[str]:
+        """Return the names of the parameters that never move."""
+
+    def init(self, params, parts):
+        """Set apart what never moves, so that nothing can average it."""
+        fixed = tree.select(params, self._fixed(parts))
+        return {self._trained_key: tree.drop(params, fixed), self._fixed_key: fixed}, {}
+
+    def download(self, server, client):
+        """Return the trained entries; all others were known from the beginning."""
+        return {**server, self._fixed_key: Known(server[self._fixed_key])}
+
+    def start(self, received, client):
+        """Return the latest trained entries beside the fixed ones."""
+        return {**received[self._trained_key], **received[self._fixed_key]}
+
+    def phases(self, server, client, params, epochs):
+        """Move all but what is fixed."""
+        return [Phase(epochs, train_only(params, server[self._trained_key]))]
+
+    def finish(self, server, client, start, params):
+        """Send up what moved."""
+        return tree.select(params, server[self._trained_key]), client
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        """Average what moved."""
+        return {**server, self._trained_key: tree.mean(uploads, weight)}, clients
 
 
 def train_only(params: Tree, names: Collection[str]) -> Tree:

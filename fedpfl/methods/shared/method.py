@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError, did_you_mean
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.batch import Batch, Shard
 from fedpfl.models import Bound, Parts
 
@@ -69,14 +69,6 @@ OBJECTIVE = {"phases", "loss", "predict"}
 
 SERVED = {"turns", "before_turn", "download", "aggregate"}
 """The hooks that answer for the server, beside a Turn's survey."""
-
-ORDER = {
-    "loss": ("server", "client", "net", "params", "batch"),
-    "step": ("server", "client", "net", "params", "batch"),
-    "after_gradient": ("server", "client", "params", "grads", "batch", "loss", "aux"),
-    "survey": ("server", "clients", "uploads"),
-}
-"""The arguments of a Phase's functions and a Turn's."""
 
 
 class Turn(NamedTuple):
@@ -214,7 +206,7 @@ class Method(Checked):
                     "what is not begins with _"
                 )
             if callable(value):
-                fault = argument_order_fault(getattr(cls, name), getattr(Method, name))
+                fault = _argument_order_fault(getattr(cls, name), getattr(Method, name))
                 if fault:
                     raise FedpflError(f"{cls.__name__}.{name} takes {fault}")
 
@@ -452,12 +444,28 @@ def hook_names() -> list[str]:
 
 
 def flag(like: Tree) -> Tensor:
-    """Return a False for a client's or the server's state, on the device of `like`."""
-    return torch.zeros(
-        (),
-        dtype=torch.bool,
-        device=tree.leaves(like)[0].device,
-    )
+    """Return a False for a client's or the server's state, on the device of `like`.
+
+    `flag(like).long()` is a counter at zero.
+    """
+    return tree.leaves(like)[0].new_zeros((), dtype=torch.bool)
+
+
+def equal_shares(weight: Tensor) -> Tensor:
+    """Return equal shares of a cohort, for means that do not weigh clients by samples."""
+    return torch.full_like(weight, 1 / len(weight))
+
+
+def send_if(condition: Tensor, values: Tree) -> Agreed:
+    """Return values that travel if a condition holds, which both sides can tell."""
+    return Agreed(values, tree.map(condition.expand_as, values))
+
+
+def pick_row(stacked: Tree, number: Tensor) -> Tree:
+    """Return row `number` of all leaves, for a number that differs by client."""
+    # Not leaf[number], which looks at the value.
+    index = number.view(1)
+    return tree.map(lambda leaf: leaf.index_select(0, index).squeeze(0), stacked)
 
 
 def argument_names(function: Callable[..., Any]) -> list[str]:
@@ -477,29 +485,16 @@ def _hook_argument_names() -> set[str]:
     return names
 
 
-def argument_order_fault(
-    function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]
-) -> str:
-    """Describe the fix of a function that takes the contract's arguments in another order.
+def _argument_order_fault(function: Callable[..., Any], hook: Callable[..., Any]) -> str:
+    """Describe the fix of a function that takes a hook's arguments in another order.
 
-    Names that the contract does not have are free, and so are `*args`.
-
-    Args:
-        function: an answer to a hook.
-        like: the hook, or the names of its arguments.
-
-    Returns:
-        The fault in words; "" if nothing is to be changed.
+    Names that the contract does not have are free, and so are `*args`. "" if nothing is to be
+    changed.
     """
-    expected = argument_names(like) if callable(like) else list(like)
+    expected = argument_names(hook)
     actual = argument_names(function)
-
-    # ---- `*args` and `**kwargs` take arguments in any order.
-    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
-    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+    if "*" in str(inspect.signature(function)):
         return ""
-
-    # ---- Other functions must have the contract's names at the contract's places.
     is_misordered = any(
         name != expected_name and name in _hook_argument_names()
         for name, expected_name in zip(actual, expected, strict=False)

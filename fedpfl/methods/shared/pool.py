@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Shard
-from fedpfl.methods.shared.method import Method
+from fedpfl.methods.shared.method import Method, flag
 from fedpfl.models import Bound
+
+CHUNK = 16  # clients that the server reads models of together
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,8 @@ class ModelPool(Method):
 
     def init(self, params, parts):
         """Begin without models at the server."""
-        device = tree.leaves(params)[0].device
-        server = {
-            "pool": torch.zeros(parts.clients, dtype=torch.bool, device=device),
-            "played": torch.zeros((), dtype=torch.int64, device=device),
-        }
-        return server, {"model": params}
+        no_client = flag(params).repeat(parts.clients)
+        return {"pool": no_client, "played": flag(params).long()}, {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Note the clients with models: all so far, or those of this round."""
@@ -49,6 +48,39 @@ class ModelPool(Method):
     def personal(self, server, client):
         """Return the client's own model."""
         return client["model"]
+
+
+def sum_models(
+    pool: Tensor,
+    clients: Tree,
+    read_states: Callable[[Sequence[int]], Tree],
+    weigh: Callable[[Tree], Tensor],
+    names: Collection[str],
+) -> tuple[Tree, Tensor]:
+    """Return for each client of a cohort the pool's weighted sum of models, and the sum of weights.
+
+    Both are float64: the order of the sums hardly matters.
+
+    Args:
+        pool: the clients with models, `[clients]`.
+        clients: the states of the cohort, stacked.
+        read_states: gives the states of any clients, stacked, by their numbers.
+        weigh: gives the weights `[cohort, some clients]` of such states.
+        names: of the entries to sum up.
+    """
+
+    def add(leaf_sum: Tensor, leaf: Tensor) -> Tensor:
+        return leaf_sum + torch.tensordot(weight, leaf.double(), 1)
+
+    weight_sum = torch.zeros_like(clients["number"], dtype=torch.float64)
+    models = tree.select(clients["model"], names)
+    total = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), models)
+    for numbers in pool.nonzero()[:, 0].split(CHUNK):
+        states = read_states(numbers.tolist())
+        weight = weigh(states)
+        weight_sum = weight_sum + weight.sum(1)
+        total = tree.map(add, total, tree.select(states["model"], names))
+    return total, weight_sum
 
 
 def validation_loss(net: Bound, model: Tree, statistics: Tree, shard: Shard) -> Tensor:

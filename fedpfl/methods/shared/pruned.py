@@ -13,6 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Positive, WholeNumber
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
+from fedpfl.methods.shared.method import send_if
 from fedpfl.methods.shared.submodel import Submodel
 
 
@@ -102,7 +103,6 @@ class PrunedSubmodel(Submodel, ABC):
     def finish(self, server, client, start, params):
         """Upload the client's part, and once which neurons it has."""
         # Once the server knows a client's neurons, they need not travel again.
-        joins_now = ~client["participated"].expand(client["own"].shape)
-        neurons_once = Agreed(client["own"], joins_now)
+        neurons_once = send_if(~client["participated"], client["own"])
         upload, client = super().finish(server, client, start, params)
         return {**upload, "own": neurons_once}, client

@@ -13,7 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import PositiveProportion
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons
-from fedpfl.methods.shared.method import Method, Phase
+from fedpfl.methods.shared.method import Method, Phase, flag
 from fedpfl.methods.shared.neurons import Rounding
 
 Assignment = Literal["blocks", "random"]
@@ -121,12 +121,7 @@ class Submodel(PartialModel, ABC):
     def init(self, params, parts):
         """Give the client a width too."""
         server, client = super().init(params, parts)
-        width = torch.ones(
-            (),
-            dtype=torch.float64,
-            device=tree.leaves(params)[0].device,
-        )
-        return server, {"width": width, **client}
+        return server, {"width": (~flag(params)).double(), **client}
 
     def init_clients(self, clients, generator):
         """Return the clients' widths."""
