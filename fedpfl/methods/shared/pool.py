@@ -75,8 +75,9 @@ def sum_models(
     weight_sum = torch.zeros_like(clients["number"], dtype=torch.float64)
     models = tree.select(clients["model"], names)
     total = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), models)
-    for numbers in pool.nonzero()[:, 0].split(CHUNK):
-        states = read_states(numbers.tolist())
+    numbers = pool.nonzero()[:, 0].tolist()
+    for start in range(0, len(numbers), CHUNK):
+        states = read_states(numbers[start : start + CHUNK])
         weight = weigh(states)
         weight_sum = weight_sum + weight.sum(1)
         total = tree.map(add, total, tree.select(states["model"], names))
