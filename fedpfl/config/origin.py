@@ -103,7 +103,8 @@ def trace_origin(
     )
     if not overlap:
         raise FedpflError(
-            f"model.weights: {caveat}, so that accuracies would flatter; give the seed, partition,"
-            " validation and unseen that it had, or set model.overlap=true"
+            f"model.weights: {caveat}, so that accuracies would flatter; give the seed, partition"
+            " (partition.by_name=false before 0.3.0), validation, unseen and unseen_groups that it"
+            " had, or set model.overlap=true"
         )
     return WeightsOrigin(path, f"{caveat}: accuracies flatter (model.overlap=true)", caveat)

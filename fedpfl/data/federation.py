@@ -16,6 +16,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.samples import measure_channels
 from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import Partition
+from fedpfl.data.partition.common import make_site_generator
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, find_task
 
@@ -343,7 +344,7 @@ def build_federation(
 
     # ---- Step 1: hold validation samples out.
     train_indices, validation_indices = _hold_out_validation(
-        partition.train, validation, seed, samples.units
+        partition, validation, seed, samples.units
     )
     train = _to_tensors(train_indices)
 
@@ -467,18 +468,21 @@ def _list_groups(samples: Samples, partition: Partition, client: int) -> set[str
 
 
 def _hold_out_validation(
-    train: Sequence[np.ndarray], share: float, seed: int, units: Tensor | None
+    partition: Partition, share: float, seed: int, units: Tensor | None
 ) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
     """Split each client's samples, or units, into training and validation, in their order.
 
-    Without a share there is no validation split.
+    Without a share there is no validation split. Of a client with a name no other one moves it.
     """
     if not share:
-        return train, ()
+        return partition.train, ()
     rng = np.random.default_rng([seed, VALIDATION_STREAM])
     train_splits = []
     validation_splits = []
-    for indices in train:
+    for client, indices in enumerate(partition.train):
+        if partition.client_names:
+            name = partition.client_names[client]
+            rng = make_site_generator(seed, VALIDATION_STREAM, name=name)
         numbers = np.arange(len(indices))
         if units is not None:  # samples of a unit, such as a patient, are held out together
             _, numbers = np.unique(units[indices].numpy(), return_inverse=True)

@@ -52,7 +52,7 @@ OPTIONS_OFF: dict[str, Any] = {
     "defence": {"name": "mean"},
     "system": {"name": "none"},
     "dataset": {"only": None},
-    "partition": {"seed": None, "together": None},
+    "partition": {"seed": None, "together": None, "by_name": False},
     "method": {"statistics": "aggregate", "nesterov": False, "personal_init": "initial"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
     "shift": {

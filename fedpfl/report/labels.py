@@ -13,6 +13,7 @@ from fedpfl.report.text import clip_text, one_line
 SPLIT_DETAILS = frozenset(
     {
         "seed",
+        "by_name",
         "test_fraction",
         "min_samples",
         "samples_per_client",

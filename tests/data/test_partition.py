@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpfl.config.plan import check_config
 from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation
@@ -22,8 +23,9 @@ from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_s
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.ground.checks import checked_arguments
+from fedpfl.ground.identity import identity
 from fedpfl.methods import Phase
-from tests.command import TINY, play_run, read_summary
+from tests.command import TINY, compose_once, play_run, read_summary
 from tests.conftest import make_federation, read_cases
 from tests.data.promises import one_line
 from tests.data.test_datasets import load_downloaded
@@ -282,6 +284,49 @@ def test_every_client_is_of_one_group(each, seed, test_fraction):
     for client, held in enumerate(owned(parts)):
         assert set(GROUPS[held]) == {client // each}
     assert (np.ptp(sizes(parts).reshape(5, each), axis=1) <= 1).all()
+
+
+def deal_sites(sites: dict[str, np.ndarray], seed: int, **options) -> dict[str, list]:
+    """Deal sites, a number a row and two rows a patient; return each site's rows in its splits."""
+    rows = torch.from_numpy(np.concatenate([*sites.values()]))
+    numbers = torch.repeat_interleave(torch.tensor([*map(len, sites.values())]))
+    facts = {"groups": numbers, "group_names": tuple(sites)}
+    units = rows // 2 if options.pop("together") else None
+    own = Samples("toy", rows[:, None].float(), rows % 2, 2, (), (), **facts, units=units)
+    split = deal_samples(partition.groups, own, len(sites), seed, by_name=True, **options)
+    held = build_federation(own, split, 0.2, seed)
+    splits = (held.train, held.test, held.validation)
+    return {
+        name: [rows[part[client]].tolist() for part in splits]
+        for client, name in enumerate(held.client_names)
+    }
+
+
+@pytest.mark.parametrize(("together", "kept"), [(False, None), (True, None), (False, 15)])
+def test_no_other_site_moves_a_sites_samples(together, kept):
+    """Met by hospitals: a sixth one dealt the test samples of all five anew."""
+    options = {"together": together, "samples_per_client": kept}
+    rng = np.random.default_rng(0)
+    sites = {f"s{place}": 1000 * place + np.arange(20 + place) for place in range(30)}
+    expected = deal_sites(sites, 0, **options)
+    assert deal_sites(sites, 7, **options)["s3"] != expected["s3"]
+    for _ in range(100):
+        # Half leave or take another name, and all stand in another order.
+        stay = rng.choice([*sites], 15, replace=False).tolist()
+        renamed = {f"n{name}": rows for name, rows in sites.items() if rng.random() < 0.4}
+        pool = {name: sites[name] for name in stay}
+        pool |= {name: rows for name, rows in renamed.items() if name[1:] not in stay}
+        dealt = deal_sites({name: pool[name] for name in rng.permutation([*pool])}, 0, **options)
+        assert {name: dealt[name] for name in stay} == {name: expected[name] for name in stay}
+
+
+def test_sites_of_an_earlier_release_are_of_another_configuration():
+    """The key was absent, and sites were dealt one after the other, as PINNED has it."""
+    config = check_config(compose_once("dataset=digits", "partition=groups")).config
+    before = {key: value for key, value in config["partition"].items() if key != "by_name"}
+    old = identity({**config, "partition": before})
+    assert old != identity(config)
+    assert old == identity({**config, "partition": {**before, "by_name": False}})
 
 
 USUAL: dict[str, dict] = {

@@ -157,14 +157,30 @@ def deal_by_proportions(
     return holdings
 
 
+def make_site_generator(seed: int, *keys: int, name: str) -> np.random.Generator:
+    """Make the generator of one site, which no other site changes."""
+    return np.random.default_rng([seed, *keys, int.from_bytes(name.encode(), "big")])
+
+
 def split_clients(
-    clients: Sequence[Indices], test_fraction: float, rng: Generator, attempts: int = 1
+    clients: Sequence[Indices],
+    test_fraction: float,
+    rng: Generator | Sequence[Generator],
+    attempts: int = 1,
 ) -> Partition:
-    """Shuffle each client's n samples; the first `int(test_fraction * n)` are its test split."""
+    """Shuffle each client's n samples; the first `int(test_fraction * n)` are its test split.
+
+    Args:
+        clients: Samples of each client.
+        test_fraction: Share of the test split.
+        rng: For all clients, or one for each.
+        attempts: Draws that the scheme needed.
+    """
     train = []
     test = []
-    for indices in clients:
-        rng.shuffle(indices)
+    generators = rng if isinstance(rng, Sequence) else [rng] * len(clients)
+    for indices, generator in zip(clients, generators, strict=True):
+        generator.shuffle(indices)
         test_size = int(test_fraction * len(indices))
         test.append(indices[:test_size].astype(np.int64))
         train.append(indices[test_size:].astype(np.int64))

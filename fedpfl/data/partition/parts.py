@@ -16,6 +16,7 @@ from fedpfl.data.partition.common import (
     PositiveInt,
     deal_shards,
     indices_by_class,
+    make_site_generator,
     split_clients,
 )
 from fedpfl.ground.errors import FedpflError
@@ -33,6 +34,7 @@ def groups(
     samples_per_client: PositiveInt | None = None,
     test_from: int | None = None,
     test_fraction: Fraction | None = 0.25,
+    by_name: bool = False,
 ) -> Partition:
     """Make natural clients: each is one group, or an equal random part of one.
 
@@ -40,7 +42,8 @@ def groups(
     of fewer than `min_samples` are left out; the rest come in order, clients / groups clients
     each, or as many as there are clients, drawn at random. With `samples_per_client` each client
     keeps that many. test_fraction None: a client is tested on its samples of the original test
-    part.
+    part. by_name: what a client holds follows from its group's name and samples and the seed
+    alone; else groups are dealt one after the other, as all were before 0.3.0.
 
     Raises:
         FedpflError: There are no groups or no test part, or clients do not fit the groups.
@@ -60,8 +63,11 @@ def groups(
     share = clients // len(group_indices)
     holdings: list[Indices] = []
     names: list[str] = []
+    generators: list[np.random.Generator] = []
     for number, indices in group_indices.items():
         name = group_names[number] if group_names else str(number)
+        if by_name:
+            rng = make_site_generator(seed, name=name)
         parts = np.array_split(rng.permutation(indices), share)
         if len(parts[-1]) < (samples_per_client or 1):
             raise FedpflError(
@@ -71,9 +77,10 @@ def groups(
             )
         for position, part in enumerate(parts, 1):
             holdings.append(part[:samples_per_client])
+            generators.append(rng)
             names.append(name if share == 1 else f"{name} ({position})")
     if test_fraction is not None:
-        partition = split_clients(holdings, test_fraction, rng)
+        partition = split_clients(holdings, test_fraction, generators)
     else:
         train = tuple(indices[indices < test_from] for indices in holdings)
         partition = Partition(train, tuple(indices[indices >= test_from] for indices in holdings))
