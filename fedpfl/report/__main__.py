@@ -29,7 +29,7 @@ from fedpfl.papers.registry import find_full_name
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, make_tables_and_figures
 from fedpfl.record.columns import METRICS
 from fedpfl.report import claims, cleaning, listing, outcomes
-from fedpfl.report.compare import MIN_PAIRS, compare_groups, find_sides
+from fedpfl.report.compare import compare_groups, find_sides
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.filters import is_filter
@@ -140,9 +140,6 @@ OPTIONS = {
     "--accuracy": _choose_one(ACCURACIES, "accuracy", "which; default: mean over clients"),
     "--only": _choose_one(("tables", "figures"), "", "of the existing runs"),
     "--dataset": _take_list("only these columns, such as fmnist"),
-    "--test": _choose_one(
-        [*MIN_PAIRS, "none"], None, "of differences, paired over seeds; default: t"
-    ),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
     "--sort": _take_value("by a key of --format json; default: as in tables", metavar="KEY"),
@@ -452,12 +449,12 @@ def _list_runs(options: Namespace) -> None:
 @_enter_command(
     "compare",
     "Compare two configurations: settings, final numbers over seeds, clients.",
-    "compare outputs/demo method=fedavg,fedobp --test wilcoxon",
-    "--test --select --format",
+    "compare outputs/demo method=fedavg,fedobp",
+    "--select --format",
 )
 def _compare_sides(options: Namespace) -> None:
     a, b = find_sides(options.roots, options.where, options.trials)
-    _print_tables(compare_groups(a, b, options.test or "t", options.select), options)
+    _print_tables(compare_groups(a, b, options.select), options)
 
 
 @_enter_command(

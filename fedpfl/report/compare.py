@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -35,7 +35,7 @@ from fedpfl.report.text import join_few
 
 MIN_PAIRS = {"wilcoxon": 6, "t": 3}
 """Fewest pairs for a test: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
-_TEST_TITLES = {"wilcoxon": "Wilcoxon's signed-rank test", "t": "the paired t-test"}
+_SIDE_FACTS = ("configuration", "status", "seeds", "judged round", "folder", "data")
 COST = "training and cost"
 FINAL = {
     "before fine-tuning": column_names("test", fine_tuned=False),
@@ -126,13 +126,12 @@ def find_sides(
     return sides[0], sides[1]
 
 
-def compare_groups(a: Group, b: Group, test: str = "t", select: str = "last") -> list[Table]:
+def compare_groups(a: Group, b: Group, select: str = "last") -> list[Table]:
     """Compare two configurations by their reported runs; the notes stand below the last table.
 
     Args:
         a: the first configuration.
         b: the second configuration.
-        test: of the paired differences over seeds, of MIN_PAIRS, or none.
         select: as in `accuracy_table`.
 
     Raises:
@@ -145,122 +144,105 @@ def compare_groups(a: Group, b: Group, test: str = "t", select: str = "last") ->
             f"{_common_folder(a.runs)} and {_common_folder(b.runs)} hold the same runs; "
             "name two different ones"
         )
-    a, b = relabel_sides(a, b)
-    sides = {"a": a, "b": b}
-    rows_by_side = {letter: judged_rows(group, select) for letter, group in sides.items()}
-    for letter, group in sides.items():
-        if select == "validation" and not rows_by_side[letter]:
+    sides = _relabel_sides(a, b)
+    rows_of_sides = [judged_rows(group, select) for group in sides]
+    for group, rows in zip(sides, rows_of_sides, strict=True):
+        if select == "validation" and not rows:
             raise no_validation_error(group)
 
     # ---- Step 2: settings, numbers at the end, notes.
-    notes = [*attendance_notes([a, b]), *selection_note(select), _describe_test(a, b, test)]
+    notes = [*attendance_notes(sides), *selection_note(select), _describe_test(rows_of_sides)]
     if select == "validation":
-        notes.append("Runs are rows_by_side at their best validation accuracy.")
-    if a.setting != b.setting:
+        notes.append("Runs are judged at their best validation accuracy.")
+    if sides[0].setting != sides[1].setting:
         notes.append(
             "A and B are different tasks (data, partition, attack, defence or shift): their "
             "difference is not a method's."
         )
-    numbers = _compare_numbers(
-        rows_by_side, "" if test == "none" else test, tuple(filter(None, notes))
-    )
-    return [_compare_settings(sides, rows_by_side), numbers]
+    return [_compare_settings(sides, rows_of_sides), _compare_numbers(rows_of_sides, tuple(notes))]
 
 
-def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
+def _relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
     """Return both with labels that tell them apart.
 
     The same configuration run twice keeps its label.
     """
     # Labels name what tells configurations apart, so both are labelled together.
-    both = groups([*a.runs, *b.runs])
-    if len(both) < 2:
-        return a, b
-    group_of_run = {run: group for group in both for run in group.runs}
-    return group_of_run[a.runs[0]], group_of_run[b.runs[0]]
+    by_run = {run: group for group in groups([*a.runs, *b.runs]) for run in group.runs}
+    together = by_run[a.runs[0]], by_run[b.runs[0]]
+    return (a, b) if together[0] is together[1] else together
 
 
-def _compare_settings(sides: Mapping[str, Group], rows_by_side: Mapping[str, JudgedRows]) -> Table:
+def _compare_settings(sides: Sequence[Group], rows_of_sides: Sequence[JudgedRows]) -> Table:
     """Make the table of seeds, folders and the settings that are not the same."""
     # ---- Step 1: the runs of both sides.
-    records: list[Record] = []
-    described = [_describe_side(sides[letter], rows_by_side[letter]) for letter in sides]
-    for key, text in described[0].items():
-        record = {"section": "run", "what": key, "note": "", "a": text, "b": described[1][key]}
-        # Fingerprints of data are long, and matter where they differ.
-        if key != "data" or record["a"] != record["b"]:
-            records.append(record)
+    described = map(_describe_side, sides, rows_of_sides)
+    facts = [("run", *fact) for fact in zip(_SIDE_FACTS, *described, strict=True)]
+    # Fingerprints of data are long, and matter where they differ.
+    if facts[-1][2] == facts[-1][3]:
+        facts.pop()
 
     # ---- Step 2: configuration and environment, keys that can change results first.
-    run_a, run_b = (group.reported_runs[0] for group in sides.values())
+    run_a, run_b = (group.reported_runs[0] for group in sides)
     deciding = differing_values(result_config(run_a.config), result_config(run_b.config))
-    settings = differing_values(run_a.config, run_b.config).items()
-    for key, (a_text, b_text) in sorted(settings, key=lambda item: item[0] not in deciding):
-        remark = "" if key in deciding else "cannot change results"
-        record = {"section": "setting", "what": key, "note": remark, "a": a_text, "b": b_text}
-        records.append(record)
-    for key, (a_text, b_text) in differing_values(run_a.environment, run_b.environment).items():
-        record = {"section": "environment", "what": key, "note": "", "a": a_text, "b": b_text}
-        records.append(record)
-    return Table.of(records, SETTING_COLUMNS, title="What differs", frame=pd.DataFrame(records))
+    settings = differing_values(run_a.config, run_b.config)
+    for key in sorted(settings, key=lambda key: key not in deciding):
+        facts.append(("setting", key, *settings[key]))
+    for key, texts in differing_values(run_a.environment, run_b.environment).items():
+        facts.append(("environment", key, *texts))
+    frame = pd.DataFrame(facts, columns=["section", "what", "a", "b"])
+    is_idle = (frame["section"] == "setting") & ~frame["what"].isin([*deciding])
+    frame.insert(2, "note", is_idle.map({True: "cannot change results", False: ""}))
+    return Table.of(frame.to_dict("records"), SETTING_COLUMNS, title="What differs", frame=frame)
 
 
-def _describe_side(group: Group, rows: JudgedRows) -> dict[str, str]:
-    """Return title, status, seeds, judged rounds, folder and data of a configuration."""
-    seeds = [str(run.seed) for run in group.reported_runs]
+def _describe_side(group: Group, rows: JudgedRows) -> tuple[str, ...]:
+    """Return the values of _SIDE_FACTS."""
     rounds = {int(row["round"]) for row in rows.values()}
-    return {
-        "configuration": group.title,
-        "status": group.status,
-        "seeds": ", ".join(seeds),
-        "judged round": ", ".join(map(str, sorted(rounds))) or "none",
-        "folder": str(_common_folder(group.runs)),
-        "data": ", ".join(sorted({run.fingerprint for run in group.runs})),
-    }
+    return (
+        group.title,
+        group.status,
+        ", ".join(str(run.seed) for run in group.reported_runs),
+        ", ".join(map(str, sorted(rounds))) or "none",
+        str(_common_folder(group.runs)),
+        ", ".join(sorted({run.fingerprint for run in group.runs})),
+    )
 
 
-def _compare_numbers(
-    rows_by_side: Mapping[str, JudgedRows], test: str, notes: tuple[str, ...]
-) -> Table:
+def _compare_numbers(rows_of_sides: Sequence[JudgedRows], notes: tuple[str, ...]) -> Table:
     """Make the table of all numbers at the end that a side has.
 
     Args:
-        rows_by_side: the rows_by_side rows of `a` and `b`.
-        test: as in `paired_test`, or empty.
+        rows_of_sides: the judged rows of A and of B.
         notes: lines below it.
     """
-    # ---- Step 1: a record per metric.
     records = []
     rows = []
-    for heading, names in FINAL.items():
-        for name in names:
-            values = {side: _values_by_seed(name, rows_by_side[side]) for side in rows_by_side}
-            if not any(values.values()):
-                continue
-            record = _pair_numbers(name, values["a"], values["b"], test if heading != COST else "")
-            records.append(record)
-
-            # ---- Step 2: its row.
-            metric = METRICS.get(name)
-            title = name if metric is None else metric.phrase
-            if metric and metric.fine_tuned and heading != "after fine-tuning":
-                title += ", fine-tuned"
-            kind, change_kind = "short", "change"
-            if metric and metric.kind == "percent":
-                kind, change_kind = "percent", "difference"
-            # Equal seeds on both sides: the paired difference is that of the means.
-            is_same = record["a_seeds"] == record["b_seeds"] or record["pairs"] < 2
-            cells = [
-                Cell(heading),
-                Cell(title),
-                Cell(record["a"], record["a_seed_std"], kind),
-                Cell(record["b"], record["b_seed_std"], kind),
-                Cell(record["difference"], kind=change_kind),
-                Cell(math.nan if is_same else record["paired"], kind=change_kind),
-                Cell(format_number(kind, record["paired_error"], 2)),
-                Cell(record["p"]),
-            ]
-            rows.append(cells)
+    for heading, name in ((heading, name) for heading, names in FINAL.items() for name in names):
+        a, b = (_values_by_seed(name, judged) for judged in rows_of_sides)
+        if not a and not b:
+            continue
+        record = _pair_numbers(name, a, b, is_tested=heading != COST)
+        records.append(record)
+        metric = METRICS.get(name)
+        title = metric.phrase if metric else name
+        if metric and metric.fine_tuned and heading != "after fine-tuning":
+            title += ", fine-tuned"
+        is_percent = metric is not None and metric.kind == "percent"
+        kind, change_kind = ("percent", "difference") if is_percent else ("short", "change")
+        # Equal seeds on both sides: the paired difference is that of the means.
+        is_same = record["a_seeds"] == record["b_seeds"] or record["pairs"] < 2
+        cells = [
+            Cell(heading),
+            Cell(title),
+            Cell(record["a"], record["a_seed_std"], kind),
+            Cell(record["b"], record["b_seed_std"], kind),
+            Cell(record["difference"], kind=change_kind),
+            Cell(math.nan if is_same else record["paired"], kind=change_kind),
+            Cell(format_number(kind, record["paired_error"], 2)),
+            Cell(record["p"]),
+        ]
+        rows.append(cells)
     records += [{"section": "note", "note": note} for note in notes]
     return Table("Numbers", NUMBER_COLUMNS, rows, pd.DataFrame(records), _CAPTION, notes, by=1)
 
@@ -275,7 +257,7 @@ def _values_by_seed(name: str, rows: JudgedRows) -> dict[int, float]:
     return {} if any(map(math.isnan, values.values())) else values
 
 
-def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], test: str) -> Record:
+def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], is_tested: bool) -> Record:
     """Return means, differences and p value; nan if unknown."""
     record: Record = {"section": "final", "what": name}
     for side, values in (("a", a), ("b", b)):
@@ -290,24 +272,23 @@ def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], test: str
         "paired": paired,
         # The standard error of the mean of n differences is their deviation over sqrt(n).
         "paired_error": std / math.sqrt(max(1, len(differences))),
-        "p": paired_test(differences, test) if test else math.nan,
+        "p": paired_test(differences, "t") if is_tested else math.nan,
     }
 
 
-def _describe_test(a: Group, b: Group, test: str) -> str:
+def _describe_test(rows_of_sides: Sequence[JudgedRows]) -> str:
     """Say over how many seeds numbers are tested, or why they are not."""
-    if test == "none":
-        return ""
-    title = _TEST_TITLES[test]
-    pair_count = len({run.seed for run in a.reported_runs} & {run.seed for run in b.reported_runs})
-    if pair_count < MIN_PAIRS[test]:
+    seeds_a, seeds_b = ({run.seed for run in rows} for rows in rows_of_sides)
+    pair_count = len(seeds_a & seeds_b)
+    needed = MIN_PAIRS["t"]
+    if pair_count < needed:
         return (
-            f"No test: {title} needs {MIN_PAIRS[test]} seeds that both have, and "
-            f"there are {pair_count}."
+            f"No test: the paired t-test needs {needed} seeds that both have, and there are "
+            f"{pair_count}."
         )
     return (
-        f"p: {title} of the {pair_count} pairs of seeds, two-sided, not corrected "
-        "for the number of rows."
+        f"p: the paired t-test of the {pair_count} pairs of seeds, two-sided, not corrected for "
+        "the number of rows."
     )
 
 
