@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.report.figures import (
-    draw_panels,
-    groups_by_setting,
-    legible_text,
-    line_style,
-    running_mean,
-)
+from fedpfl.report.figures import draw_panels, legible_text, line_style
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.page.data import mean_by_round
 from fedpfl.report.run import Run
@@ -27,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WINDOW = 10
+SPAN_ENDS = (0, 20, 100)
+"""Rounds between which a row of the table is a mean."""
 MOMENTS = ("before", "after")
 """Of local training."""
 PUBLISHED_STYLE = {
@@ -53,15 +49,12 @@ CURVE_CAPTION = (
 )
 
 
-def curve_table(
-    runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))
-) -> Table:
+def curve_table(runs: Iterable[Run], reference: Path) -> Table:
     """Return each run's distance from a published per-round curve, in points.
 
     Args:
         runs: Any; those without a published curve have no row.
-        reference: A CSV with the columns method, round, accuracy_before, accuracy_after (percent).
-        spans: First and last round of each row.
+        reference: A CSV with REFERENCE_COLUMNS; accuracies are percent.
     """
     published_curves = read_reference(reference)
     records = []
@@ -69,22 +62,16 @@ def curve_table(
         name = find_reference(group, published_curves)
         for run in group.reported_runs if name else ():
             both_curves = run.rounds.merge(published_curves[name], on="round")
-            for first, last in spans:
-                rows = both_curves[both_curves["round"].between(first, last)]
-                if len(rows):
-                    cells = row_cells(group) | {"seed": run.seed, "reference": name}
-                    records.append(cells | _measure_distance(rows))
+            spans = pd.cut(both_curves["round"], SPAN_ENDS)
+            for _, rows in both_curves.groupby(spans, observed=True):
+                record = row_cells(group) | {"seed": run.seed, "reference": name}
+                record |= {"first": rows["round"].min(), "last": rows["round"].max()}
+                for moment in MOMENTS:
+                    differences = rows[f"cohort_{moment}"] - rows[f"accuracy_{moment}"]
+                    record[f"{moment}_absolute"] = differences.abs().mean()
+                    record[f"{moment}_signed"] = differences.mean()
+                records.append(record)
     return Table.of(records, CURVE_COLUMNS, caption=CURVE_CAPTION, by=2)
-
-
-def _measure_distance(rows: pd.DataFrame) -> dict[str, float]:
-    """Return the mean absolute and signed difference over rounds of both curves."""
-    record = {"first": rows["round"].min(), "last": rows["round"].max()}
-    for moment in MOMENTS:
-        differences = rows[f"cohort_{moment}"] - rows[f"accuracy_{moment}"]
-        record[f"{moment}_absolute"] = differences.abs().mean()
-        record[f"{moment}_signed"] = differences.mean()
-    return record
 
 
 def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
@@ -95,25 +82,17 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
 
     Args:
         runs: Of one data set and partition.
-        reference: A CSV with the columns method, round, accuracy_before, accuracy_after.
+        reference: A CSV with REFERENCE_COLUMNS.
         path: Without suffix.
 
     Returns:
         The files written.
     """
-    # ---- Step 1: groups of one setting, and the published curve beside the first of each method
     published_curves = read_reference(reference)
     run_groups = groups(runs)
-    settings = list(groups_by_setting(run_groups))
-    if len(settings) > 1:
-        raise FedpflError(
-            f"curves compares runs of one data set and partition; these are {len(settings)}: "
-            "narrow the roots"
-        )
     style_numbers = number_styles(run_groups)
     names = [find_reference(group, published_curves) for group in run_groups]
 
-    # ---- Step 2: a panel with both curves of each group
     def draw_panel(ax: Axes, moment: str) -> None:
         for number, (group, name) in enumerate(zip(run_groups, names, strict=True)):
             style = line_style(style_numbers[group.method])
@@ -127,13 +106,13 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
         ylabel = f"cohort's pooled accuracy (%)\nrunning mean of {WINDOW} rounds"
         ax.set(xlabel="round", ylabel=ylabel, xlim=(0, None))
 
-    titles = {f"{settings[0]}, {moment} local training": moment for moment in MOMENTS}
+    titles = {f"{run_groups[0].setting}, {moment} local training": moment for moment in MOMENTS}
     return draw_panels(titles, path, draw_panel)
 
 
 def _draw_curve(ax: Axes, curve: pd.Series, label: str, style: dict[str, Any]) -> None:
     # A cohort's accuracy jumps by points from round to round.
-    means = running_mean(curve, WINDOW)
+    means = curve.rolling(WINDOW, min_periods=1).mean()
     marker_step = max(1, len(means) // 10)
     ax.plot(means.index, means, label=legible_text(label), markevery=marker_step, **style)
 

@@ -14,7 +14,7 @@ from fedpfl.papers.layout import Selection, closeness_to_paper
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, line_style
 from fedpfl.report.grouping import Group, group_by
-from fedpfl.report.run import MaskOverlap, Run
+from fedpfl.report.run import Run
 from fedpfl.report.styles import number_styles
 from fedpfl.report.table import mean_and_std
 from fedpfl.report.tables import judged_rows, no_validation_error
@@ -69,27 +69,23 @@ def groups_with_several_values(
     groups: Iterable[Group],
     fits: Callable[[Run], bool],
     key: Callable[[Run], Any],
-    least: int = 2,
-    panel: Callable[[Group], Any] = lambda group: group.setting,
 ) -> list[Group]:
-    """Return the groups of those panels in which a key takes several values.
+    """Return the groups of those settings in which a key takes several values.
 
     Args:
         groups: Any.
         fits: Whether a run belongs to the figure.
         key: A run's value, None without one.
-        least: How many values there must be.
-        panel: Names a group's panel.
     """
     # A line through one value would be a point, and its panel would compare nothing.
-    values_by_panel: dict[Any, set[Any]] = {}
+    values_by_setting: dict[str, set[Any]] = {}
     fitting_groups = []
     for group in groups:
         run = group.runs[0]
         if fits(run) and key(run) is not None:
             fitting_groups.append(group)
-            values_by_panel.setdefault(panel(group), set()).add(key(run))
-    return [group for group in fitting_groups if len(values_by_panel[panel(group)]) >= least]
+            values_by_setting.setdefault(group.setting, set()).add(key(run))
+    return [group for group in fitting_groups if len(values_by_setting[group.setting]) > 1]
 
 
 def keep_nearest(groups: Sequence[Group], key: Callable[[Group], Any]) -> tuple[list[Group], str]:
@@ -113,12 +109,6 @@ def keep_nearest(groups: Sequence[Group], key: Callable[[Group], Any]) -> tuple[
     if progress:
         notes.append(f"not all planned rounds: {join_few(progress)}")
     return kept_groups, "; ".join(notes)
-
-
-def dirichlet_alpha(run: Run) -> float | None:
-    """Return the Dirichlet alpha, None where the partition has none."""
-    alpha = run.config_value("partition.alpha")
-    return float(alpha) if isinstance(alpha, int | float) and alpha > 0 else None
 
 
 def values_by_seed(group: Group, rule: Selection, column: str = "{}") -> list[float]:
@@ -164,8 +154,7 @@ class Axis(NamedTuple):
     Attributes:
         quantity: A group's value.
         label: Its label.
-        scale: `linear`, `log`, `even` (values at equal distances), or `free`, without a tick at each
-            value.
+        scale: `linear`, `even` (values at equal distances), or `free`, without a tick at each value.
     """
 
     quantity: Callable[[Group], float | None]
@@ -216,14 +205,12 @@ def paint_accuracy_over(
             # ---- Step 3: axes, with a tick where there is a point.
             columns = {column for group in members for column in lines(group).values()}
             y_label = METRICS[rule.accuracy].label if columns == {"{}"} else "test accuracy (%)"
-            ax.set(xlabel=label, ylabel=y_label, xscale="log" if scale == "log" else "linear")
+            ax.set(xlabel=label, ylabel=y_label)
             if scale == "free":
                 ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
                 return
             rotation: Any = {"rotation": 45, "ha": "right"} if scale == "even" else {}
             ax.set_xticks([*positions.values()], [f"{x:.10g}" for x in positions], **rotation)
-            # A log axis would label its minor ticks between ours.
-            ax.minorticks_off()
 
         return draw_panels(group_by(groups, panel), path, draw_panel, note)
 
@@ -262,18 +249,3 @@ def paint_means(name: Callable[[Group], str]) -> Paint:
         return draw_panels(groups_by_setting(groups), path, draw_panel, note)
 
     return paint
-
-
-def choose_method(method: str, has_recorded: Callable[[Group], Any]) -> ChooseGroups:
-    """Return a function that chooses a method's groups which recorded something."""
-
-    def choose(groups: Sequence[Group]) -> list[Group]:
-        of_method = [group for group in groups if group.runs[0].method_name == method]
-        return [group for group in of_method if has_recorded(group)]
-
-    return choose
-
-
-def masks_by_seed(group: Group) -> list[dict[str, MaskOverlap]]:
-    """Return the masks of each seed that recorded them, by tensor."""
-    return [run.masks for run in group.reported_runs if run.masks]

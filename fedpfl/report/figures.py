@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pandas as pd
-
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import atomic_output
@@ -153,11 +151,6 @@ def line_style(line_number: int) -> Record:
         "linestyle": DASHES[line_number % len(DASHES)],
         "marker": MARKERS[line_number % len(MARKERS)],
     }
-
-
-def running_mean(series: pd.Series, window: int) -> pd.Series:
-    """Return the running mean over so many rounds."""
-    return series.rolling(window, min_periods=1).mean()
 
 
 def draw_panels(

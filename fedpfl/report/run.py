@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,37 +35,6 @@ ROUND_COUNT = "rounds"
 HOURS = "hours"
 SPENDINGS = (SIMULATED, GIGABYTES, ROUND_COUNT, HOURS)
 """What a run has spent up to a row, or with `@80` until a score of 80 % was first reached."""
-
-
-class MaskOverlap(NamedTuple):
-    """How the masks of several clients overlap in one tensor.
-
-    Attributes:
-        entries: entries of the tensor.
-        holder_counts: how many entries 0, 1, ... clients hold.
-        pair_counts: how many entries clients i and j both hold, `[clients, clients]`; at i = j
-            those that i holds.
-    """
-
-    entries: float
-    holder_counts: np.ndarray
-    pair_counts: np.ndarray
-
-    def overlaps(self, chance: bool = False) -> np.ndarray:
-        """Return intersection over union of every two clients, nan where both hold nothing.
-
-        Args:
-            chance: return the values expected of independent masks of these sizes.
-        """
-        row_indices, column_indices = np.triu_indices(len(self.pair_counts), 1)
-        sizes = self.pair_counts.diagonal()
-        if chance:
-            intersection = sizes[row_indices] * sizes[column_indices] / max(self.entries, 1)
-        else:
-            intersection = self.pair_counts[row_indices, column_indices]
-        union = sizes[row_indices] + sizes[column_indices] - intersection
-        empty = np.full(len(intersection), math.nan)
-        return np.divide(intersection, union, out=empty, where=union > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,24 +187,17 @@ class Run:
         entries = self.rounds.set_index("round").filter(regex=f"^{PERSONAL_PREFIX}")
         return entries.rename(columns=lambda name: name.removeprefix(PERSONAL_PREFIX))
 
-    @cached_property
-    def masks(self) -> dict[str, MaskOverlap]:
-        """Return the overlap of clients' final masks, by tensor; {} without masks.
+    @property
+    def mask_pairs(self) -> dict[str, np.ndarray]:
+        """Return how many entries clients i and j both hold, `[clients, clients]`, by tensor.
+
+        At i = j are those that i holds; {} without masks.
 
         Raises:
             FedpflError: masks.json is damaged.
         """
-        content = read_json_object(self.path, "masks.json", self.summary)
-        if not content:
-            return {}
-        overlaps = {}
-        for name, fields in content["tensors"].items():
-            overlaps[name] = MaskOverlap(
-                entries=float(fields["entries"]),
-                holder_counts=np.array(fields["held"], float),
-                pair_counts=np.array(fields["both"], float),
-            )
-        return overlaps
+        tensors = read_json_object(self.path, "masks.json", self.summary).get("tensors", {})
+        return {name: np.array(fields["both"], float) for name, fields in tensors.items()}
 
     @cached_property
     def status(self) -> str:

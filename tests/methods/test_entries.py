@@ -36,7 +36,6 @@ from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
-from fedpfl.report.run import MaskOverlap
 from tests.command import TINY, compose_once, play_run, read_summary
 from tests.conftest import (
     assert_same,
@@ -385,15 +384,6 @@ def test_a_run_leaves_them_once(tmp_path: Path) -> None:
     assert not (tmp_path / "other/masks.json").exists()
 
 
-def test_overlap_by_hand() -> None:
-    """Of 10 entries one client holds 4, one 5, three of them both, and one nothing."""
-    mask = MaskOverlap(10, np.array([4, 3, 3, 0.0]), np.array([[4, 3, 0], [3, 5, 0], [0, 0, 0.0]]))
-    assert mask.overlaps().tolist() == [3 / 6, 0, 0]
-    assert mask.overlaps(chance=True).tolist() == [2 / 7, 0, 0]  # 4 * 5 / 10 in common
-    empty = MaskOverlap(10, np.array([10, 0, 0.0]), np.zeros((2, 2)))
-    assert np.isnan(empty.overlaps()).all()
-
-
 WHOLE = {
     "clients": [0, 3],
     "tensors": {"w": {"entries": 5, "held": [2, 2, 1], "both": [[2, 1], [1, 2]]}},
@@ -402,16 +392,13 @@ WHOLE = {
 
 def test_masks_are_read(tmp_path: Path) -> None:
     run = read_started_run(write_run(tmp_path / "a", {2: 90.0}))
-    assert run.masks == {}
+    assert run.mask_pairs == {}
     (tmp_path / "a/masks.json").write_text(json.dumps(WHOLE))
-    mask = read_started_run(tmp_path / "a").masks["w"]
-    assert (mask.entries, mask.holder_counts.tolist()) == (5, [2, 2, 1])
-    assert mask.pair_counts.tolist() == [[2, 1], [1, 2]]
-    assert mask.overlaps().tolist() == [1 / 3]
+    assert read_started_run(tmp_path / "a").mask_pairs["w"].tolist() == [[2, 1], [1, 2]]
 
 
 def test_a_file_that_is_no_json_is_one_line(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", {2: 90.0})
     for text in ("[", ""):
         (folder / "masks.json").write_text(text)
-        assert "masks.json" in one_line(lambda: read_started_run(folder).masks)
+        assert "masks.json" in one_line(lambda: read_started_run(folder).mask_pairs)

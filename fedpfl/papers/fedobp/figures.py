@@ -16,7 +16,6 @@ from fedpfl.papers.drawing import (
     Decorate,
     Figure,
     Paint,
-    dirichlet_alpha,
     draw_columns,
     groups_with_several_values,
     paint_accuracy_over,
@@ -176,24 +175,13 @@ def _paint_over_rounds(label: Callable[[Group], str]) -> Paint:
     return paint
 
 
-def _paint_over_quantiles(
-    label: Callable[[Run], str], with_fine_tuned: bool = False, decorate: Decorate | None = None
-) -> Paint:
-    """Return a function that draws accuracy over q: a panel per setting, a line per label.
-
-    Args:
-        label: A run's label.
-        with_fine_tuned: Whether the accuracy after fine-tuning is drawn too.
-        decorate: Adds to each panel.
-    """
-
-    def lines(group: Group) -> dict[str, str]:
-        name = label(group.runs[0])
-        fine_tuned = {f"{name}, fine-tuned": "ft_{}"} if with_fine_tuned else {}
-        return {name: "{}", **fine_tuned}
-
+def _paint_over_quantiles(decorate: Decorate | None = None) -> Paint:
+    """Return a function that draws accuracy over q: a panel per setting, a line per score."""
     # q is spaced evenly: what happens is close to 1. Local-Only stands at 0, FedAvg at 1.
-    return paint_accuracy_over(Axis(_quantile, "quantile q", "even"), lines, decorate=decorate)
+    axis = Axis(_quantile, "quantile q", "even")
+    return paint_accuracy_over(
+        axis, lambda group: {_score_label(group.runs[0]): "{}"}, decorate=decorate
+    )
 
 
 def _quantile(group: Group) -> float:
@@ -261,10 +249,10 @@ FIGURES = {
         _paint_over_rounds(_method_label),
         "fedobp/figure2 partition.alpha=0.5",
     ),
-    "figure4": Figure(_choose_over_quantile(_has_paper_score), _paint_over_quantiles(_score_label)),
+    "figure4": Figure(_choose_over_quantile(_has_paper_score), _paint_over_quantiles()),
     "figure4_as_published": Figure(
         _choose_over_quantile(_has_published_score),
-        _paint_over_quantiles(_score_label, decorate=_draw_public_curves),
+        _paint_over_quantiles(_draw_public_curves),
     ),
     "figure5": Figure(
         lambda groups: groups_with_several_values(groups, _is_table5_run, _norm_label),
@@ -280,19 +268,5 @@ FIGURES = {
             identify=_quantile,
         ),
         "fedobp/figure4 score=obp",
-    ),
-    "q_sweep": Figure(
-        _choose_over_quantile(_is_plotted_fedobp),
-        _paint_over_quantiles(lambda run: "FedOBP" + _momentum_label(run), with_fine_tuned=True),
-    ),
-    "alpha_sweep": Figure(
-        lambda groups: groups_with_several_values(
-            groups, _is_plotted_method, dirichlet_alpha, least=3, panel=lambda group: group.dataset
-        ),
-        paint_accuracy_over(
-            Axis(lambda group: dirichlet_alpha(group.runs[0]), "Dirichlet alpha", "log"),
-            lambda group: {group.method: "{}"},
-            panel=lambda group: group.dataset,
-        ),
     ),
 }

@@ -1,15 +1,11 @@
-"""Declare FedPURIN's tables and figures (arXiv:2510.16065).
-
-The figures are 2 to 4, and how many clients hold an entry.
-"""
+"""Declare FedPURIN's tables and Figures 2 to 4 (arXiv:2510.16065)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -17,10 +13,7 @@ from fedpfl.papers.drawing import (
     Axis,
     ChooseGroups,
     Figure,
-    choose_method,
-    draw_columns,
     groups_with_several_values,
-    masks_by_seed,
     paint_accuracy_over,
     paint_means,
 )
@@ -31,13 +24,9 @@ from fedpfl.papers.layout import (
     TableRow,
     has_config,
 )
-from fedpfl.report.figures import draw_panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BITS_PER_MEBIBYTE = 8 * 2**20
 THREE_ALPHAS = {
@@ -166,37 +155,6 @@ TABLES = {
 }
 
 
-def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Draw which share of a tensor's entries so many of the clients hold.
-
-    There is a panel per configuration, and a line per tensor.
-    """
-
-    def draw_panel(ax: Axes, group: Group) -> None:
-        draw_columns(ax, _holder_shares(group))
-        ax.set(
-            xlabel="clients that hold an entry (%)",
-            ylabel="entries of the tensor (%)",
-            ylim=(0, None),
-        )
-
-    titles = {f"{group.setting}\n{group.method}": group for group in groups}
-    return draw_panels(titles, path, draw_panel)
-
-
-def _holder_shares(group: Group) -> pd.DataFrame:
-    """Return the percentage of each tensor's entries by that of clients that hold them."""
-    seed_shares = []
-    for masks in masks_by_seed(group):
-        shares = pd.DataFrame(
-            {name: 100 * mask.holder_counts / max(mask.entries, 1) for name, mask in masks.items()}
-        )
-        # Counts are of entries held by 0, 1, ... of the clients.
-        shares.index = 100 * shares.index / max(1, len(shares) - 1)
-        seed_shares.append(shares)
-    return pd.concat(seed_shares).groupby(level=0).mean()
-
-
 def _describe_norm(group: Group) -> str:
     """Name a group by whether BatchNorm's weights are scored."""
     with_norm = "with" if group.runs[0].config_value("method.include_norm") else "without"
@@ -249,5 +207,4 @@ FIGURES = {
         ),
         "fedpurin/tau",
     ),
-    "masks": Figure(choose_method("fedpurin", masks_by_seed), _paint_holders, "fedpurin/cifar10"),
 }

@@ -1,4 +1,4 @@
-"""Declare FedSelect's tables and figures (CVPR 2024), and how masks overlap."""
+"""Declare FedSelect's tables and figures (CVPR 2024)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fedpfl.papers.drawing import (
     Axis,
     Figure,
-    choose_method,
-    draw_columns,
     groups_with_several_values,
-    masks_by_seed,
     paint_accuracy_over,
 )
 from fedpfl.papers.layout import (
@@ -33,7 +29,6 @@ from fedpfl.report.figures import (
     draw_line,
     draw_panels,
     groups_by_setting,
-    legible_text,
 )
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
@@ -216,9 +211,13 @@ def _choose_table1_runs(groups: Sequence[Group]) -> list[Group]:
 
 def _choose_table2_masks(groups: Sequence[Group]) -> list[Group]:
     """Return Table 2's groups with masks, the last one of each limit in each setting."""
-    with_masks = choose_method("fedselect", masks_by_seed)(_choose_paper_sizes(groups))
-    most_moved = [group for group in with_masks if has_config(group.runs[0], MOST_CONFIG)]
-    return _keep_last(most_moved, lambda run: run.config_value("method.alpha"))
+
+    def has_masks(run: Run) -> bool:
+        is_fitting = run.method_name == "fedselect" and has_config(run, MOST_CONFIG)
+        return is_fitting and bool(run.mask_pairs)
+
+    with_masks = [one for one in _choose_paper_sizes(groups) if has_masks(one.reported_runs[0])]
+    return _keep_last(with_masks, lambda run: run.config_value("method.alpha"))
 
 
 # ---- How a figure is drawn
@@ -243,42 +242,13 @@ def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list
     return draw_panels(groups_by_setting(groups), path, draw_panel)
 
 
-def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Draw the overlap of two clients' masks by tensor, a panel per setting."""
-
-    def draw_panel(ax: Axes, members: list[Group]) -> None:
-        columns = {}
-        for group in members:
-            columns[group.method] = _mean_overlaps(group)
-            columns[f"{group.method}, by chance"] = _mean_overlaps(group, by_chance=True)
-        # Tensors in the network's order, as the masks have it.
-        overlaps = pd.concat(columns, axis="columns", sort=False)
-        draw_columns(ax, overlaps.reset_index(drop=True))
-        tick_labels = [legible_text(name) for name in overlaps.index]
-        ax.set_xticks(range(len(tick_labels)), tick_labels, rotation=90, fontsize=6)
-        ax.set(ylabel="intersection over union", ylim=(0, 1))
-
-    return draw_panels(groups_by_setting(groups), path, draw_panel, size=(7.2, 3.6))
-
-
-def _mean_overlaps(group: Group, by_chance: bool = False) -> pd.Series:
-    """Return each tensor's overlap over pairs and seeds, or that of independent masks."""
-    # Pairs of empty masks have no overlap, and `mean` leaves them out.
-    seed_means = [
-        {name: pd.Series(mask.overlaps(by_chance)).mean() for name, mask in masks.items()}
-        for masks in masks_by_seed(group)
-    ]
-    return pd.DataFrame(seed_means).mean()
-
-
 def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     """Draw the overlap of clients' masks in the last layer, a panel per configuration."""
 
     def draw_panel(ax: Axes, group: Group) -> None:
         # ---- Step 1: one seed's overlaps: clients hold other classes with each.
-        run = next(run for run in group.reported_runs if run.masks)
-        last_mask = [*run.masks.values()][-1]
-        overlap = _intersection_over_union(last_mask.pair_counts)
+        run = group.reported_runs[0]
+        overlap = _intersection_over_union([*run.mask_pairs.values()][-1])
         client_count = len(overlap)
         ax.imshow(overlap, vmin=0, vmax=1, cmap="magma")
 
@@ -330,7 +300,4 @@ FIGURES = {
         "fedselect/sizes",
     ),
     "figure4": Figure(_choose_table2_masks, _paint_last_layers, "fedselect/alpha"),
-    "overlaps": Figure(
-        choose_method("fedselect", masks_by_seed), _paint_overlaps, "fedselect/alpha"
-    ),
 }
