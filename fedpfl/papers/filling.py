@@ -186,32 +186,29 @@ class FilledTable:
                     yield part
 
 
-def fill_table(
-    name: str, groups: Sequence[Group], rule: Selection | None = LAST, only: Sequence[str] = ()
-) -> Table:
+def fill_table(name: str, groups: Sequence[Group], rule: Selection | None = LAST) -> Table:
     """Fill table `paper/name` from groups of runs.
+
+    Where none of the papers' data sets is among the runs, columns of theirs come before the paper's.
 
     Args:
         name: The table, as in TABLES.
         groups: Runs that differ by seed alone.
         rule: None for the paper's own.
-        only: Data sets of the columns. By default they are the paper's; before these come those of
-            the runs, where none of the papers' is among them.
     """
-    # ---- Which columns
-    paper_layout = TABLES[name]
-    assert isinstance(paper_layout, Layout)
-    layout = paper_layout.with_datasets(only) if only else paper_layout
+    # ---- Step 1: which columns.
+    layout = TABLES[name]
+    assert isinstance(layout, Layout)
+    paper_columns = layout.columns
     run_datasets = dict.fromkeys(group.runs[0].dataset_name for group in groups)
-    is_in_small = bool(groups) and not only and paper_datasets().isdisjoint(run_datasets)
+    is_in_small = bool(groups) and paper_datasets().isdisjoint(run_datasets)
     if is_in_small:
-        small_columns = paper_layout.with_datasets(tuple(run_datasets)).columns
-        layout = replace(paper_layout, columns=small_columns + paper_layout.columns)
+        # Runs in small seldom reach the round that a paper judges first.
+        small_columns = layout.columns_of(run_datasets)
+        layout = replace(layout, columns=small_columns + paper_columns, rule=LAST)
 
-    # ---- What fills them
-    # Runs in small seldom reach the round that a paper judges first.
-    paper_rule = LAST if is_in_small else layout.rule
-    filled = fill_cells(layout, groups, rule or paper_rule)
+    # ---- Step 2: what fills them.
+    filled = fill_cells(layout, groups, rule or layout.rule)
     filled.estimate_costs(groups)
     rows = [[_make_cell(cell) for cell in cells] for cells in filled.rows]
     _mark_best(filled, rows)
@@ -220,11 +217,12 @@ def fill_table(
         titles = join_few(dict.fromkeys(column.heading[0] for column in small_columns))
         notes.insert(0, f"In small: no paper has {titles}, and nothing is published beside it.")
 
-    # ---- The table
+    # ---- Step 3: the table.
     columns = [Column("")]
     for column in layout.columns:
         dataset_title, setting = column.heading
         columns.append(Column(setting, "percent", dataset_title))
+    missing_parts = [part for part in filled.missing_parts() if part.column in paper_columns]
     return Table(
         "",
         tuple(columns),
@@ -233,9 +231,7 @@ def fill_table(
         _caption(filled),
         tuple(notes),
         below="published",
-        commands=list_commands(
-            part for part in filled.missing_parts() if only or part.column in paper_layout.columns
-        ),
+        commands=list_commands(missing_parts),
     )
 
 
@@ -371,7 +367,7 @@ def _notes(filled: FilledTable) -> Iterator[str]:
 
     # ---- Step 2: which runs were shown, and why some are not.
     parts = [one for cell in filled.cells for one in cell.parts]
-    yield from filled.empty_notes(_distinct(one.group for one in parts))
+    yield from filled.empty_notes([*dict.fromkeys(one.group for one in parts)])
     ambiguous = dict.fromkeys(one.group.title for one in parts if one.is_ambiguous)
     if ambiguous:
         yield (
@@ -407,19 +403,15 @@ def _notes(filled: FilledTable) -> Iterator[str]:
             yield f"Without own values: {', '.join(names)}; {omission}."
 
 
-def _distinct(groups: Iterable[Group]) -> list[Group]:
-    """Return every group once, in the order in which they come first."""
-    return list({id(group): group for group in groups}.values())
-
-
-def _compared_setups(filled: FilledTable) -> list[tuple[Group, Mapping[str, Any], str]]:
-    """Return every shown group once, with its published set-up and the published note."""
-    comparisons: dict[int, tuple[Group, Mapping[str, Any], str]] = {}
+def _compared_setups(filled: FilledTable) -> Iterator[tuple[Group, Mapping[str, Any], str]]:
+    """Yield every shown group once, with its published set-up and the published note."""
+    seen = set()
     for cell in filled.cells:
-        for group in cell.shown_groups if cell.published.source else []:
-            setup = filled.layout.setup_of(group.runs[0], cell.column)
-            comparisons.setdefault(id(group), (group, setup, cell.published.note))
-    return list(comparisons.values())
+        for group in cell.shown_groups:
+            if cell.published.source and group not in seen:
+                seen.add(group)
+                setup = filled.layout.setup_of(group.runs[0], cell.column)
+                yield group, setup, cell.published.note
 
 
 def _caption(filled: FilledTable) -> str:

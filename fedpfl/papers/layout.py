@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -273,21 +273,15 @@ class Layout:
         shared = self.setup(run) if callable(self.setup) else self.setup
         return {**PLAIN_SETUP, **shared, **column.setup}
 
-    def with_datasets(self, datasets: Sequence[str]) -> Layout:
-        """Return the table with columns for these data sets.
-
-        They are the paper's own columns, or else one for each of its settings.
-        """
-        # From the right, so that the first column of a setting is the one that stays.
-        column_by_setting = {column.setting: column for column in reversed(self.columns)}
-        columns: list[TableColumn] = []
+    def columns_of(self, datasets: Iterable[str]) -> tuple[TableColumn, ...]:
+        """Return a column for each of the table's settings on each of other data sets."""
+        columns = {}
         for name in datasets:
-            own_columns = [column for column in self.columns if column.dataset == name]
-            for column in [] if own_columns else reversed(column_by_setting.values()):
+            for column in self.columns:
                 overrides = {**column.overrides, "dataset": name}
-                own_columns.append(dataclasses.replace(column, dataset=name, overrides=overrides))
-            columns += own_columns
-        return dataclasses.replace(self, columns=tuple(columns))
+                own_column = dataclasses.replace(column, dataset=name, overrides=overrides)
+                columns.setdefault((name, column.setting), own_column)
+        return tuple(columns.values())
 
 
 def choose_values(values: Mapping[str, Any], dataset: str) -> dict[str, Any]:

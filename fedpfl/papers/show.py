@@ -24,7 +24,6 @@ def make_tables_and_figures(
     rule: Selection | None,
     names: Sequence[str] = (),
     only: str = "",
-    datasets: Sequence[str] = (),
 ) -> Iterator[tuple[str, Table | list[Path]]]:
     """Yield names, each with its table or with the files of its figure.
 
@@ -34,21 +33,18 @@ def make_tables_and_figures(
         rule: None for each table's own.
         names: Of NAMES; by default all with runs.
         only: `tables` or `figures`.
-        datasets: Only these columns.
 
     Raises:
         FedpflError: if a figure has no runs.
     """
     # All papers are about classification.
     groups = [group for group in groups if group.task is CLASSIFICATION]
-    if datasets:
-        groups = [group for group in groups if group.runs[0].dataset_name in datasets]
     for name in names or [name for name in NAMES if _has_runs(name, groups)]:
         if only == ("tables" if name in FIGURES else "figures"):
             continue
         table = TABLES.get(name)
         if isinstance(table, Layout):
-            yield name, fill_table(name, groups, rule, datasets)
+            yield name, fill_table(name, groups, rule)
         elif isinstance(table, Listing):
             yield name, table.make(table.choose(groups))
         else:

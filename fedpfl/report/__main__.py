@@ -139,7 +139,6 @@ OPTIONS = {
     ),
     "--accuracy": _choose_one(ACCURACIES, "accuracy", "which; default: mean over clients"),
     "--only": _choose_one(("tables", "figures"), "", "of the existing runs"),
-    "--dataset": _take_list("only these columns, such as fmnist"),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
     "--sort": _take_value("by a key of --format json; default: as in tables", metavar="KEY"),
@@ -350,7 +349,7 @@ def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Pat
     "Show five papers' tables and figures from own runs; without a NAME, all of which there are "
     "runs.",
     "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
-    "--only --dataset --accuracy --select --every --fill --with --format --pm --caption --out",
+    "--only --accuracy --select --every --fill --with --format --pm --caption --out",
 )
 def _show_papers(options: Namespace) -> None:
     # ---- Step 1: names and folders.
@@ -386,7 +385,6 @@ def _show_papers(options: Namespace) -> None:
         rule=rule,
         names=names,
         only=options.only,
-        datasets=options.dataset,
     )
     is_empty = True
     for name, content in contents:

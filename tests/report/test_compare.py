@@ -64,6 +64,8 @@ def test_final_numbers(ab: tuple[Path, Path]) -> None:
     # t = 2 sqrt 3 with two degrees of freedom, whose distribution is 1/2 + t / (2 sqrt(2 + t^2)).
     p, error = (pytest.approx(value) for value in (1 - 12**0.5 / 14**0.5, 1 / 3**0.5))
     assert accuracy == {**of_a, **of_b, **paired, "paired_error": error, "p": p}
+    (note,) = notes(between(*ab))
+    assert note.startswith("p: the paired t-test of the 3 pairs of seeds, two-sided, not corrected")
 
 
 def test_accuracies_and_losses_alone_are_tested(ab: tuple[Path, Path]) -> None:
@@ -99,6 +101,9 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
     assert (accuracy["paired"], accuracy["paired_error"]) == (2.5, pytest.approx(0.5))  # of 3 and 2
     assert accuracy["difference"] == 10.0  # 82 - 72, over all seeds
     assert "p" not in accuracy
+    assert "No test: the paired t-test needs 3 seeds that both have, and there are 2." in notes(
+        compared
+    )
     assert told_runs(compared)["seeds"] == ("0, 1, 2", "1, 2, 3")
     lines = [line.split() for line in render(compared).splitlines()]
     assert ["A", "B", "B", "-", "A", "paired", "±", "error"] in lines
@@ -111,16 +116,6 @@ def test_too_few_differences_have_no_p() -> None:
         assert math.isnan(paired_test(few, "wilcoxon"))
     for few in ([1.0, 2.0], [0.3, 0.3, 0.3]):  # the t-test needs three pairs and a spread
         assert math.isnan(paired_test(few, "t"))
-
-
-def test_the_test_is_named(ab: tuple[Path, Path]) -> None:
-    for test, note in (
-        ("t", "p: the paired t-test of the 3 pairs of seeds, two-sided, not corrected"),
-        ("wilcoxon", "No test: Wilcoxon's signed-rank test needs 6 seeds that both have"),
-    ):
-        compared = between(*ab, test=test)
-        assert [told for told in notes(compared) if told.startswith(note)]
-        assert ("  p\n" in render(compared, "terminal")) == note.startswith("p:")
 
 
 def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
