@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,17 +66,21 @@ def print_dry_run(arguments: Sequence[str]) -> None:
 def _print_runs(run_words: Sequence[str], is_sweep: bool) -> None:
     """Print a run, a sweep or a search of these words."""
     # The runs of a sweep are composed one by one.
-    common = overrides.compose_config([word for word in run_words if not overrides.is_sweep(word)])
-    if not is_sweep and common.hydra.mode != RunMode.MULTIRUN:
-        cfg = overrides.compose_single_run(run_words)
-        _print_composition(cfg)
-        _rehearse_run(cfg, Path(cfg.hydra.run.dir), RunCache())
-    elif "optuna" in str(common.hydra.sweeper.get("_target_")).lower():
-        _print_composition(common)
-        _rehearse_run(common, Path(common.hydra.sweep.dir, "(a trial)"), RunCache())
-        print(f"search      {pluralize(int(common.hydra.sweeper.trials), 'trial')}")
+    cfg = overrides.compose_config([word for word in run_words if not overrides.is_sweep(word)])
+    path = Path(cfg.hydra.sweep.dir, "(a trial)")
+    is_search = "optuna" in str(cfg.hydra.sweeper.get("_target_")).lower()
+    if is_sweep or cfg.hydra.mode == RunMode.MULTIRUN:
+        if not is_search:
+            _print_sweep(overrides.expand_sweep(run_words))
+            return
     else:
-        _print_sweep(overrides.expand_sweep(run_words))
+        cfg = overrides.compose_single_run(run_words)
+        path = Path(cfg.hydra.run.dir)
+        is_search = False
+    _print_composition(cfg)
+    _rehearse_run(cfg, path, RunCache())
+    if is_search:
+        print(f"search      {pluralize(int(cfg.hydra.sweeper.trials), 'trial')}")
 
 
 def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
@@ -90,8 +93,7 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
         FedpflError: for runs that would be refused, after all are printed.
     """
     cache = RunCache()
-    statuses: Counter[str] = Counter()
-    absences: dict[str, None] = {}
+    has_rehearsed = False
     refusals: list[str] = []
     for number, (run_words, swept_values) in enumerate(jobs, 1):
         values_text = " ".join(f"{key}={value}" for key, value in swept_values.items())
@@ -101,26 +103,14 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
             if number == 1:
                 _print_composition(cfg)
             path = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
-            if statuses:
-                plan = check_config(cfg)
-                status = _describe_directory(path, plan)
-                build_run(plan, cache.share)
-            else:
-                status = _rehearse_run(cfg, path, cache)
-            statuses[status] += 1
+            status = _rehearse_run(cfg, path, cache, plays_round=not has_rehearsed)
+            has_rehearsed = True
         except source.WouldDownload as absence:
-            absences[str(absence)] = None
-            status = "its data would be downloaded"
+            status = str(absence)
         except FedpflError as error:
             status = f"refused: {error}"
             refusals.append(f"{title}: {error}")
         print(f"{title}: {status}")
-
-    # ---- All runs together
-    for absence_text in absences:
-        print(f"data        {absence_text}")
-    counts = "".join(f", {count} {status}" for status, count in statuses.items())
-    print(f"sweep       {pluralize(len(jobs), 'run')}{counts}")
     if refusals:
         raise FedpflError(
             f"{len(refusals)} of {pluralize(len(jobs), 'run')} would be refused: {refusals[0]}"
@@ -138,13 +128,14 @@ def _print_composition(cfg: DictConfig) -> None:
         print(f"{group:11} {' '.join(values)}")
 
 
-def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache) -> str:
+def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache, plays_round: bool = True) -> str:
     """Build a run, play its first round in memory, and print both. Raises FedpflError.
 
     Args:
         cfg: its configuration.
         path: its run directory, which need not exist.
         cache: shared by the runs of the command.
+        plays_round: False to build it alone.
 
     Returns:
         Its status.
@@ -153,6 +144,8 @@ def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache) -> str:
     plan = check_config(cfg)
     status = _describe_directory(path, plan)
     run = build_run(plan, cache.share)
+    if not plays_round:
+        return status
     needs = estimate_needs(run)
     state = resume.restore_state(run, {}, None)
     backend = engine.choose_backend(run.engine, run.net, run.device)

@@ -56,14 +56,13 @@ def test_an_interrupted_run_says_how_far_it_is(tmp_path: Path) -> None:
     assert "status      interrupted 2/8\n" in told
 
 
-def test_a_sweep_has_a_line_a_run_and_totals(tmp_path):
+def test_a_sweep_has_a_line_a_run(tmp_path):
     told = rehearse("-m", *WORDS, "eval.every=8", "method=fedavg,ditto", "seed=1,2", cwd=tmp_path)
     for number, (method, seed) in enumerate(
         [(method, seed) for method in ("fedavg", "ditto") for seed in (1, 2)], 1
     ):
         assert f"\nrun {number} of 4  method={method} seed={seed}: new\n" in told
     assert told.count("round 1 took") == 1
-    assert "\nsweep       4 runs, 4 new\n" in told
 
 
 @pytest.mark.full
@@ -112,9 +111,7 @@ def test_a_sweep_lists_all_runs_and_all_absent_data(tmp_path):
     words = ("-m", *WORDS, "dataset=cifar10,har,svhn,digits", "seed=1,2", "data_dir=here")
     result = run_command("--dry-run", *words, cwd=tmp_path)
     assert result.code == 2
-    assert result.out.count("its data would be downloaded") == 4
     assert result.out.count("composition ") == 1
-    assert result.out.count("data set har is not in data_dir=here") == 2
+    for name in ("cifar10", "har", "svhn"):
+        assert result.out.count(f": data set {name} is not in data_dir=here") == 2
     assert "\nrun 8 of 8  dataset=digits seed=2: new\n" in result.out
-    for name in ("cifar10", "svhn"):
-        assert f"\ndata        data set {name} is not in data_dir=here" in result.out
