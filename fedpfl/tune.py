@@ -27,65 +27,50 @@ from fedpfl import train
 from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import format_error
 from fedpfl.config.run_location import register_resolver
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words
 from fedpfl.methods import METHODS
 from fedpfl.report.render import render, terminal_width
 from fedpfl.runner.tuning import TuningRequest, tune_methods
 
-DEFAULT_COUNTS = {"trials": 20, "seeds": 5}
+DEFAULT_COUNTS = {"trials": "20", "seeds": "5"}
 
 
 def parse_request(arguments: Sequence[str]) -> TuningRequest:
     """Read the command line. Raises FedpflError."""
     # ---- Step 1: the words of this command; the rest are fedpfl.train's.
-    counts = dict(DEFAULT_COUNTS)
-    methods: list[str] = []
-    metric = ""
-    folder = Path("outputs/tune")
+    values = {**DEFAULT_COUNTS, "method": "", "metric": "", "hydra.sweep.dir": ""}
+    words = overrides.replace_config_dir_option(arguments)
     shared_words: list[str] = []
-    for word in overrides.replace_config_dir_option(arguments):
+    for word in words:
         key, _, value = word.partition("=")
-        if key in counts:
-            if not value.isdecimal() or int(value) < 1:
-                raise FedpflError(f"{key} must be a whole number from 1 on, got {value!r}")
-            counts[key] = int(value)
-        elif key == "method":
-            methods = value.split(",")
-        elif key == "metric":
-            metric = value
-        elif key == "hydra.sweep.dir":
-            # Hydra takes the quotes away, and fills interpolations in.
-            folder = Path(str(overrides.compose_config([word]).hydra.sweep.dir))
+        if key in values:
+            values[key] = value
         elif word not in ("-m", "--multirun"):
             shared_words.append(word)
+    folder = overrides.read_text_value(words, "hydra.sweep.dir") or "outputs/tune"
 
     # ---- Step 2: what can be refused before anything runs.
-    _require_searchable(methods, shared_words)
-    return TuningRequest(
-        methods=list(dict.fromkeys(methods)),
-        trials=counts["trials"],
-        seeds=counts["seeds"],
-        folder=folder,
-        shared_words=shared_words,
-        metric=metric,
-    )
-
-
-def _require_searchable(methods: Sequence[str], shared_words: Sequence[str]) -> None:
-    """Refuse unknown methods, and words that are the search's to say. Raises FedpflError."""
-    if not methods:
-        raise FedpflError("name the methods to tune: method=fedobp,fedavg")
+    for key in DEFAULT_COUNTS:
+        if not values[key].isdecimal() or int(values[key]) < 1:
+            raise FedpflError(f"{key} must be a whole number from 1 on, got {values[key]!r}")
     plugins.load_plugins(overrides.read_list_value(shared_words, "plugins"))
+    methods = values["method"].split(",")
     for method in methods:
         if method not in METHODS:
-            raise FedpflError(
-                f"method.name must be one of {', '.join(sorted(METHODS))}, got {method!r}"
-            )
+            raise FedpflError(f"method: {choices_text(sorted(METHODS), method)}")
     for word in shared_words:
         if word.startswith(("hydra/sweeper=", "hydra.sweeper.metric=", "hydra.mode=")):
             raise FedpflError(f"{word}: tune sweeps by itself; leave it out")
+    return TuningRequest(
+        methods=list(dict.fromkeys(methods)),
+        trials=int(values["trials"]),
+        seeds=int(values["seeds"]),
+        folder=Path(folder),
+        shared_words=shared_words,
+        metric=values["metric"],
+    )
 
 
 def run_or_exit(options: Sequence[str], run_words: Sequence[str], accepted_status: int = 0) -> None:

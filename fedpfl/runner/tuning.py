@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +13,13 @@ from omegaconf import DictConfig
 
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
-from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.errors import pluralize
 from fedpfl.ground.tasks import Task
 from fedpfl.ground.terminal import print_notice
+from fedpfl.methods import METHODS
+from fedpfl.record import run_files
 from fedpfl.record.columns import METRICS, column_names, validation_column
-from fedpfl.report import load, reading
+from fedpfl.report import load
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import accuracy_table, describe_validation
@@ -111,7 +114,17 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     for record, final_runs in tuned_methods:
         scores = _read_test_scores(final_runs, [*columns], request.select)
         rows.append({**scores, **record})
-        notes += _note_limits(record, len(final_runs) - scores["seeds"])
+        lost_count = len(final_runs) - scores["seeds"]
+        if lost_count:
+            notes.append(
+                f"{record['method']}: {lost_count} of the final runs did not finish, so its test "
+                "cells stay empty."
+            )
+        if record["at_end"]:
+            notes.append(
+                f"{record['method']}: {record['at_end']}: at the end of what was searched; better "
+                "values may lie beyond."
+            )
 
     # ---- Step 2: the table, with titles for methods.
     frame = pd.DataFrame(rows)
@@ -139,18 +152,6 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     )
 
 
-def _note_limits(record: Mapping[str, Any], diverged_count: int) -> Iterator[str]:
-    """Yield notes on diverged runs, and on values at the end of the space."""
-    method = record["method"]
-    if diverged_count:
-        yield f"{method}: {diverged_count} of the final runs diverged, so its test cells stay empty."
-    if record["at_end"]:
-        yield (
-            f"{method}: {record['at_end']}: at the end of what was searched; better values may lie "
-            "beyond."
-        )
-
-
 def _read_test_scores(
     final_runs: Sequence[Path], columns: Sequence[str], select: str = "validation"
 ) -> dict[str, Any]:
@@ -159,15 +160,12 @@ def _read_test_scores(
     Each run is judged at its best validation round.
     """
     runs = [load.read_started_run(path) for path in final_runs]
-    for run in runs:
-        if run.status not in ("finished", "diverged"):
-            raise FedpflError(f"{run.path}: {run.status}; the same command tries it again")
-    statuses = [run.status for run in runs]
+    finished_count = sum(run.status == "finished" for run in runs)
     scores: dict[str, Any] = dict.fromkeys(columns)
-    if "diverged" not in statuses:
+    if finished_count == len(runs):
         # They differ by seed alone, so the table has one row.
         (scores,) = accuracy_table(runs, select, chosen=columns).frame.to_dict("records")
-    return {**scores, "seeds": statuses.count("finished")}
+    return {**scores, "seeds": finished_count}
 
 
 def search_methods(request: TuningRequest, run_command: RunCommand) -> list[TunedMethod]:
@@ -193,30 +191,19 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
 
     A `method.mu=...` is left out for methods that lack it, if another of these has it.
     """
-    shared_words = list(request.shared_words)
     needed_values = {"validation": "0.1"}
     if request.has_finetuned_metric:
         needed_values["eval.finetune_every"] = "${eval.every}"
-    given_keys = {override_key(word).lstrip("+") for word in shared_words}
-    for key, value in needed_values.items():
-        if key not in given_keys:
-            shared_words.append(f"{key}={value}")
-
-    # ---- Step 1: the keys of each method.
+    given_keys = {override_key(word).lstrip("+") for word in request.shared_words}
+    needed_words = [f"{key}={needed_values[key]}" for key in needed_values.keys() - given_keys]
     keys = {}
     for method in request.methods:
-        run_words = [f"method={method}"]
-        for word in shared_words:
-            if not word.startswith(("method.", "hydra.sweeper.")) and not overrides.is_sweep(word):
-                run_words.append(word)
-        keys[method] = {f"method.{key}" for key in overrides.compose_config(run_words).method}
-
-    # ---- Step 2: leave out keys that only another method has.
+        keys[method] = {f"method.{field.name}" for field in fields(METHODS[method])}
     keys_of_any = set[str]().union(*keys.values())
     words_by_method: dict[str, list[str]] = {}
     for method in request.methods:
         words_by_method[method] = []
-        for word in shared_words:
+        for word in (*request.shared_words, *sorted(needed_words)):
             key = override_key(word)
             if key in keys_of_any - keys[method]:
                 print_notice(
@@ -240,11 +227,10 @@ def check_words(method: str, run_words: Sequence[str], metric: str = "") -> Dict
     """
     fixed_words = []
     for word in run_words:
-        if word.startswith("hydra.sweeper."):
-            continue
         if overrides.is_sweep(word):
             word = parse_example(word)
-        fixed_words.append(word)
+        if not word.startswith("hydra.sweeper."):
+            fixed_words.append(word)
     cfg = overrides.compose_single_run([f"method={method}", *fixed_words])
     choose_metric(check_config(cfg), metric)
     return cfg
@@ -284,9 +270,9 @@ def _tune_method(
     final_folder = request.folder / "final"
     final_runs = locate_final_runs(final_folder, final_words, seeds)
     code = resume.digest_code(check_config(overrides.compose_single_run(final_words)))
-    started_paths = [path for path in final_runs if (path / "summary.json").is_file()]
-    is_outdated = any(reading.read_summary(path).get("code") != [code] for path in started_paths)
-    restart_words = ["restart=true"] if is_outdated else []
+    summaries = [run_files.read_summary_file(path)[0] for path in final_runs]
+    is_outdated = any(summary and summary.get("code") != [code] for summary in summaries)
+    restart_words = ["restart=true"] * is_outdated
     play_seeds(final_folder, [*final_words, *restart_words], seeds, run_command)
 
     # ---- Step 3: the result, and the command that repeats the final runs.
