@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine.backends import programs
 from fedpfl.engine.backends.programs import Program, ProgramCache
 from fedpfl.engine.keys import generator
 from fedpfl.engine.training import scripts
@@ -136,15 +137,15 @@ def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_mo
     assert capture.captured == len({1, 2, 3, 4, 6, 7})
 
 
-def test_programs_are_kept_as_far_as_there_is_room(federation):
+def test_the_latest_programs_are_kept(federation, monkeypatch):
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 2)
     net, kept = tiny(), []
     runner = make_backend(Engine("batched"), net, CPU)
-    rows = 2 * tree.nbytes(net.params)  # the model and its momentum
-    runner._programs = ProgramCache(net, runner._autocast, Capture(), room=18 * rows)
-    for count in (2, 3, 4, 5, 6, 7):
+    runner._programs = ProgramCache(net, runner._autocast, Capture())
+    for count in (1, 2, 1, 3):
         play_on(runner, FedAvg(), federation, [list(range(count))])
         kept.append([len(program._job.rows) for _, program in runner._programs._programs])
-    assert kept == [[2], [3, 2], [4, 3, 2], [5, 4, 3, 2], [6, 5, 4, 3], [7, 6, 5]]
+    assert kept == [[1], [2, 1], [1, 2], [3, 1]]
     assert runner._programs.forget()
     assert not runner._programs.forget()
 

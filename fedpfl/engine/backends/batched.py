@@ -72,10 +72,7 @@ class BatchedBackend(Backend):
         )
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
         graphs = CudaGraphs(device) if engine.graphs and device.type == "cuda" else None
-        # Graphs hold their memory from one round to the next; three quarters are for the round
-        # itself.
-        room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
-        self._programs = ProgramCache(net, self._autocast, graphs, room)
+        self._programs = ProgramCache(net, self._autocast, graphs)
         self._ready = graphs.ready if graphs else nullcontext
         # Calls run one by one if a method or network draws from the process's generators.
         self._runs_calls_alone = bool(net.traits.draws)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from fedpfl.engine.backends.graphs import AttemptedCapture, Capture, CaptureAttempts, captured_width
 from fedpfl.engine.backends.planning import plan_training_steps
@@ -21,7 +19,7 @@ from fedpfl.engine.training.sgd import (
     optimizer_step_,
     per_client_shape,
 )
-from fedpfl.engine.training.step import PureStep, StepState
+from fedpfl.engine.training.step import Gradient, PureStep, StepState
 from fedpfl.engine.training.train_plan import (
     clients_without_trainable_entries,
     find_trainable_leaves,
@@ -34,8 +32,8 @@ from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
 
-_Gradients = tuple[list[Tensor], Tensor, Entries, Entries, Tree]
-"""Gradients, losses, new buffers, client states, and records of losses."""
+MOST_PROGRAMS = 16
+"""How many programs are kept with their graphs, the latest ones; all go where memory runs out."""
 
 
 class ProgramCache:
@@ -49,7 +47,6 @@ class ProgramCache:
         capture: Records a call, and returns a function that replays it in the same memory; None
             runs every step eagerly. Where it fails, steps run eagerly from then on, in the same shapes, so
             that no bit of a result depends on it.
-        room: Bytes of memory of their own that programs may keep for the next round.
     """
 
     def __init__(
@@ -57,14 +54,12 @@ class ProgramCache:
         net: Net,
         autocast: Autocast,
         capture: Capture | None = None,
-        room: float = math.inf,
     ):
         self._net = net
         self._autocast = autocast
         # Programs hold this instead of the cache: in a cycle they would outlive it, and with them
         # the memory of their graphs, until garbage is collected.
         self._capture = capture and CaptureAttempts(capture)
-        self._room = room
         self._programs: list[tuple[Any, Program]] = []  # with their keys, the latest first
 
     def run(self, job: TrainJob) -> TrainResult:
@@ -72,21 +67,17 @@ class ProgramCache:
         if self._capture is None:
             return Program(self._net, self._autocast, job).run(job)
 
-        # ---- Step 1: the program of this kind, perhaps of an earlier round
+        # ---- Step 1: the program of this kind, perhaps of an earlier round; it comes first
         key = (len(job.rows), job.servers is None, *job.kind())
         program = next((cached for kind, cached in self._programs if kind == key), None)
         if program is None:
             program = Program(self._net, self._autocast, job, self._capture)
         else:
             program.load(job)
-
-        # ---- Step 2: the latest programs stay, as far as there is room for them.
         earlier = [entry for entry in self._programs if entry[1] is not program]
-        self._programs = [(key, program), *earlier]
-        while len(self._programs) > 1 and self._count_bytes() > self._room:
-            self._programs.pop()
+        self._programs = [(key, program), *earlier][:MOST_PROGRAMS]
 
-        # ---- Step 3: the next job overwrites the program's memory, so results are copies.
+        # ---- Step 2: the next job overwrites the program's memory, so results are copies.
         result = program.run(job)
         return replace(
             result,
@@ -94,9 +85,6 @@ class ProgramCache:
             client=result.client if job.is_plain else tree.clone(result.client),
             buffers=tree.clone(result.buffers),
         )
-
-    def _count_bytes(self) -> int:
-        return sum(program.nbytes for _, program in self._programs)
 
     def forget(self) -> bool:
         """Drop all programs; return whether there were any."""
@@ -176,12 +164,6 @@ class Program:
             "client": {} if self._job.is_plain else job.client,
             "servers": job.servers or {},
         }
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the program's own trees, in bytes."""
-        trees = [self._stepped_trees(self._job), self._moments, self._job.server]
-        return sum(map(tree.nbytes, trees))
 
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
@@ -312,9 +294,7 @@ class Program:
         records_by_row: list[list[Tree]] = [[] for _ in self._job.rows]
         for step, (record, _) in enumerate(steps):
             for row, count in enumerate(counts[step].long().tolist()):
-                row_record = tree.take(record, row)
-                samples = slice(count)
-                records_by_row[row].append(tree.take(row_record, samples))
+                records_by_row[row].append(tree.take(tree.take(record, row), slice(count)))
         return [tree.concatenate_trees(records) if records else {} for records in records_by_row]
 
     def _save_rows(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
@@ -354,8 +334,8 @@ class Program:
             rates = self._rates[rows]
 
         def take_step() -> None:
-            # ---- The step, captured into graphs: nothing in it may make the host wait.
-            # In here, as a graph reads the flags of its round.
+            # Captured into graphs: nothing in here may make the host wait, and flags of idle rows
+            # are read anew in each round.
             is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
             batches = self._gather_batches(kind)
             weight = batches[0].samples
@@ -380,16 +360,7 @@ class Program:
 
         return take_step
 
-    def _bind_state(self, states: Entries) -> StepState:
-        """Return a client's tensors as its step takes them."""
-        # Runs in lockstep have a server each.
-        server = states["servers"].get("server", self._job.server)
-        return StepState(
-            params=states["params"],
-            server=server,
-            client=states["client"],
-            buffers=states["buffers"],
-        )
+    # ---- what a step computes of all rows: one client's function of PureStep, vectorised
 
     def _take_phase_steps(
         self, step: PureStep, states: Entries, batches: list[Batch]
@@ -405,49 +376,44 @@ class Program:
         with torch.no_grad():
             return vmap_clients(take_step, states, batches)
 
-    def _find_gradients(self, kind: _StepKind, states: Entries, batch: Batch) -> _Gradients:
-        """Compute all clients' gradients, losses, new buffers and states, and records."""
-        step = kind.step
+    def _find_gradients(self, kind: _StepKind, states: Entries, batch: Batch) -> Gradient:
+        """Compute all clients' gradients."""
 
-        def find_gradient(states: Entries, batch: Batch) -> _Gradients:
-            state = self._bind_state(states)
-
-            def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[Entries, Tree]]:
-                params = step.replace_moving(state.params, values)
-                bound = self._net.bind(state.buffers, training=True, weight=batch.weight)
-                loss, record = step.compute_loss(state._replace(params=params), bound, batch)
-                return loss, (bound.buffers, record)
-
-            differentiate = grad_and_value(compute_loss, has_aux=True)
-            grads, (loss, (buffers, record)) = differentiate(step.list_moving(state.params))
-            client: Entries = {}
-            if step.phase.after_gradient:
-                client = step.show_gradient(state, batch, loss, grads, record)
-            return grads, loss, buffers, client, record
+        def find_gradient(states: Entries, batch: Batch) -> Gradient:
+            return kind.step.find_gradient(self._bind_state(states), batch)
 
         with self._autocast():
             return vmap_clients(find_gradient, states, batch)
 
-    def _find_protected_gradients(
-        self, kind: _StepKind, states: Entries, batch: Batch
-    ) -> _Gradients:
-        """Compute the same with gradients that hide single samples, without losses."""
+    def _find_protected_gradients(self, kind: _StepKind, states: Entries, batch: Batch) -> Gradient:
+        """Compute all clients' gradients that hide single samples, without losses."""
         step = kind.step
         rows = slice(kind.rows)
-        indices = step.trainable.indices
         masks = {i: mask[rows] for i, mask in enumerate(step.trainable.masks) if mask is not None}
 
         def sum_gradients(states: Entries, batch: Batch, masks: dict[int, Tensor]) -> list[Tensor]:
-            leaf_masks = [masks.get(i) for i in range(len(indices))]
+            leaf_masks = [masks.get(i) for i in range(len(step.trainable.indices))]
             return step.sum_clipped_gradients(self._bind_state(states), batch, leaf_masks)
 
         sums = vmap_clients(sum_gradients, states, batch, masks)
         grads = []
-        for i, gradient in zip(indices, sums, strict=True):
+        for i, gradient in zip(step.trainable.indices, sums, strict=True):
             noised = gradient + self._noise[i][rows]
             grads.append(noised / per_client_shape(self._expected[rows], noised))
         # The loss would tell of samples.
-        return grads, batch.x.new_zeros(kind.rows), states["buffers"], states["client"], {}
+        loss = batch.x.new_zeros(kind.rows)
+        return Gradient(grads, loss, states["buffers"], states["client"], {})
+
+    def _bind_state(self, states: Entries) -> StepState:
+        """Return a client's tensors as its step takes them."""
+        # Runs in lockstep have a server each.
+        server = states["servers"].get("server", self._job.server)
+        return StepState(
+            params=states["params"],
+            server=server,
+            client=states["client"],
+            buffers=states["buffers"],
+        )
 
     def _gather_batches(self, kind: _StepKind) -> list[Batch]:
         """Return the minibatches of a step from its inputs, stacked `[rows, batch, ...]`."""

@@ -73,30 +73,29 @@ class CutJob:
 
     def _cut_mask(self, mask: Tree) -> Tree:
         """Return a mask of the remaining entries; True stands for all of a leaf."""
-        masks = {}
-        for name, leaf in tree.expand(mask, self.full.start).items():
-            if isinstance(leaf, Tensor):
-                (leaf,) = self.part.cut_tree({name: leaf}).values()
+        masks: Tree = tree.expand(mask, self.full.start)
+        element_wise = {name: leaf for name, leaf in masks.items() if isinstance(leaf, Tensor)}
+        for name, leaf in self.part.cut_tree(element_wise).items():
             # True where nothing is left to mask: such a leaf takes a plain step.
-            masks[name] = leaf if not isinstance(leaf, Tensor) or not leaf.all() else True
+            masks[name] = True if leaf.all() else leaf
         return masks
 
     def _decay_statistics(self, role: str, after: Tree) -> Tree:
         """Return running statistics, decayed as if dropped neurons had output zero."""
-        decayed = dict(self.full.buffers[role])
-        for name, before in self.full.buffers[role].items():
+        before = self.full.buffers[role]
+        decayed = dict(before)
+        for name in before:
             layer_name, _, kind = name.rpartition(".")
             # The counter is one for all neurons, and comes back with the part.
             if kind not in ("running_mean", "running_var"):
                 continue
             counter = f"{layer_name}.num_batches_tracked"
-            calls_before = int(self.full.buffers[role][counter])
-            calls = int(after[counter])
+            calls_before, calls = int(before[counter]), int(after[counter])
             momentum: Any = self.net.module.get_submodule(layer_name).momentum
             if momentum is not None:
-                decayed[name] = before * (1 - momentum) ** (calls - calls_before)
+                decayed[name] = before[name] * (1 - momentum) ** (calls - calls_before)
             elif calls:  # the mean over all batches
-                decayed[name] = before * (calls_before / calls)
+                decayed[name] = before[name] * (calls_before / calls)
         return decayed
 
 

@@ -98,6 +98,7 @@ class SharedModel:
             counts_of_passes: Those of `passes`.
             other_answer: That of `other_clients`, stacked; None without any.
         """
+        # ---- Step 1: the passes of each split, one after another
         counts_by_split: dict[str, list[Counts]] = {}
         for forward_pass, counts in zip(self.passes, counts_of_passes, strict=True):
             is_common = forward_pass.federation is self.call.common_federation
@@ -107,12 +108,13 @@ class SharedModel:
         if "common" in answer:
             # Each has the same counts on everybody's samples.
             answer["common"] = tree.repeat(answer["common"], len(self.clients))
+
+        # ---- Step 2: behind them the other clients, and all in the order of the call
         if other_answer is not None:
             answer = concatenate_rows([answer, other_answer])
-        # These clients come first, then the rest, each in the order of the call.
-        clients = torch.tensor([*self.clients, *self.other_clients])
-        call_order = torch.tensor(self.call.clients).argsort().argsort()
-        return tree.take(answer, clients.argsort()[call_order])
+        clients = [*self.clients, *self.other_clients]
+        row_of = {client: row for row, client in enumerate(clients)}
+        return tree.take(answer, torch.tensor([row_of[client] for client in self.call.clients]))
 
 
 def find_shared_model(call: Call, net: Net) -> SharedModel | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 
 from fedpfl.engine.training.cutting import embed_objective
 from fedpfl.engine.training.frozen import FrozenBody
@@ -52,6 +53,24 @@ class StepState(NamedTuple):
     surroundings: Mapping[str, Tree] = {}
     samples: Mapping[str, Tensor] = {}
     sums: Mapping[str, Tensor] = {}
+
+
+class Gradient(NamedTuple):
+    """Hold the gradient of a step by torch.func.
+
+    Attributes:
+        grads: Of the leaves that move.
+        loss: At these leaves.
+        buffers: After the forward pass, by role.
+        client: The client's state after `Phase.after_gradient`, {} without one.
+        record: Of the loss.
+    """
+
+    grads: list[Tensor]
+    loss: Tensor
+    buffers: Entries
+    client: Entries
+    record: Tree
 
 
 @dataclass(frozen=True)
@@ -159,6 +178,22 @@ class PureStep:
                 " detached, or computed under torch.no_grad?)"
             )
         return loss, record
+
+    def find_gradient(self, state: StepState, batch: Batch) -> Gradient:
+        """Compute the gradient as a pure function, which vmap takes."""
+
+        def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[Entries, Tree]]:
+            params = self.replace_moving(state.params, values)
+            bound = self.net.bind(state.buffers, training=True, weight=batch.weight)
+            loss, record = self.compute_loss(state._replace(params=params), bound, batch)
+            return loss, (bound.buffers, record)
+
+        differentiate = grad_and_value(compute_loss, has_aux=True)
+        grads, (loss, (buffers, record)) = differentiate(self.list_moving(state.params))
+        client: Entries = {}
+        if self.phase.after_gradient:
+            client = self.show_gradient(state, batch, loss, grads, record)
+        return Gradient(grads, loss, buffers, client, record)
 
     def show_gradient(
         self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
