@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.augment import Augment
-from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
+from fedpfl.engine import FineTuning, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
@@ -24,7 +24,6 @@ from tests.conftest import (
     CLASSES,
     COHORTS,
     CPU,
-    HEAD,
     LOCAL,
     as_engine,
     assert_close,
@@ -41,14 +40,6 @@ from tests.conftest import (
 )
 
 EVERYONE = list(range(10))
-
-
-def minibatches(federation, client):
-    """Sample indices of a client's minibatches in round 1."""
-    own, draws = federation.train[client], Draws(0, "train", 1)
-    orders = (draws.order(client, "main", epoch, len(own)) for epoch in range(LOCAL.epochs))
-    parts = itertools.chain(*(order.split(LOCAL.batch_size) for order in orders))
-    return [own[part] for part in parts if len(part) > 1]
 
 
 @dataclass(frozen=True)
@@ -80,68 +71,6 @@ def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
     )
     assert_close(tuned.loss, adapted.loss, atol=1e-4)
     assert (shared.loss - adapted.loss).abs().max() > 0.01
-
-
-@dataclass(frozen=True)
-class Noting(FedAvg):
-    """Adds up at the gradient, step by step, the labels that its loss keeps."""
-
-    both: bool = True
-
-    def init(self, params, parts):
-        return params, {"steps": torch.zeros(())}
-
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, after_gradient=self._add)]
-
-    def loss(self, server, client, net, params, batch):
-        loss = super().loss(server, client, net, params, batch)
-        logits = params["fc.bias"].sum().expand(len(batch.y))
-        return (loss, {"y": 1.0 + batch.y, "logits": logits}) if self.both else loss
-
-    def _add(self, server, client, params, grads, batch, loss, kept):
-        assert not (kept and kept["logits"].requires_grad)
-        return {**client, "steps": client["steps"] + (batch.sum(kept["y"]) if kept else 0.5)}
-
-
-def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
-    kept, nothing = (
-        take_part(Noting(both), net, federation, backend).client_states["steps"]
-        for both in (True, False)
-    )
-    for client in EVERYONE:
-        parts = minibatches(federation, client)
-        labels = sum(int((1 + federation.y[part]).sum()) for part in parts)
-        assert (kept[client], nothing[client]) == (labels, len(parts) / 2)
-
-
-@dataclass(frozen=True)
-class Keeping(FedAvg):
-    """Trains the body alone, and keeps the model and the gradient that it is shown, as they are."""
-
-    def init(self, params, parts):
-        zeros = tree.map(torch.zeros_like, params)
-        return params, {"model": zeros, "gradient": zeros}
-
-    def phases(self, server, client, params, epochs):
-        mask = {name: name not in HEAD for name in params}
-        return [Phase(epochs, mask, after_gradient=self._keep)]
-
-    def _keep(self, server, client, params, grads, batch, loss, kept):
-        return {**client, "model": params, "gradient": grads}
-
-
-def test_the_look_at_the_gradient_is_ahead_of_the_step_and_of_what_holds_still_it_is_zero(
-    backend, net, federation
-):
-    one_step = Local(None, 16, 0.05, steps=1)
-    part = take_part(Keeping(), net, federation, backend, [0, 2, 5], local=one_step)
-    for row in range(3):
-        seen, uploaded = tree.take(part.client_states, row), tree.take(part.uploads, row)
-        assert_same(seen["model"], net.params)
-        assert_close(uploaded, tree.map(lambda p, g: p - 0.05 * g, seen["model"], seen["gradient"]))
-        for name, leaf in seen["gradient"].items():
-            assert bool((leaf == 0).all()) == (name in HEAD)
 
 
 @dataclass(frozen=True)
@@ -242,36 +171,6 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation):
             own, like = getattr(some, part), getattr(everyone if client % 2 else nobody, part)
             same(tree.take(own, client), tree.take(like, client))
     assert differing(everyone.client_states, nobody.client_states)
-
-
-@dataclass(frozen=True)
-class Careful(FedAvg):
-    """A client moves the statistics of one channel alone, that of its own number (clients 0 to 3),
-    or none.
-    """
-
-    def buffers(self):
-        return {"main": "aggregate"}
-
-    def updated_buffers(self, server, client):
-        here = torch.arange(4) == client["number"]
-        counter = torch.ones((), dtype=torch.bool)
-        moments = dict.fromkeys(("norm.running_mean", "norm.running_var"), here)
-        return {"main": {**moments, "norm.num_batches_tracked": counter}}
-
-
-def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backend, federation):
-    net, cohort, method = tiny(norm=True), [0, 1, 5], Careful()
-    states, (outcome,) = record_rounds(method, net, federation, [cohort], engine=backend)
-    part = participate(method, net, federation, states[0], cohort, engine=backend)
-    for name in ("norm.running_mean", "norm.running_var"):
-        old, new = states[0].server_buffers["main"][name], states[1].server_buffers["main"][name]
-        own = part.buffers["main"][name]
-        assert_close(new, torch.cat([own[0][:1], own[1][1:2], old[2:]]))
-    assert int(states[1].server_buffers["main"]["norm.num_batches_tracked"]) > 0
-    size = tree.size(net.params)
-    assert outcome.traffic.values_up == 3 * size + 4  # two channels' mean and variance
-    assert outcome.traffic.values_down == 3 * size + 4
 
 
 def test_clipping_is_torchs(backend, net, federation):

@@ -3,7 +3,6 @@ alone. test_contract.py asks the same of the calls of every registered method.
 """
 
 import threading
-import time
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -68,19 +67,6 @@ def test_calls_come_together_and_answers_go_back_to_their_askers(jobs, batches):
     echo, questions = Echo(), [[0, 1, 2], [10], [20, 21], []]
     assert LockstepStage(jobs).play([make_job(echo, own) for own in questions]) == questions
     assert echo.batches == batches
-
-
-def test_only_one_job_moves_at_a_time():
-    stage, inside, most = LockstepStage(8), [], []
-
-    def busy():
-        inside.append(1)
-        time.sleep(0.002)
-        most.append(len(inside))
-        inside.pop()
-
-    stage.play([busy] * 5)
-    assert max(most) == 1
 
 
 def test_what_a_job_raises_is_its_result():
@@ -241,13 +227,6 @@ def test_plain_methods_train_as_one_program_and_others_with_their_equals(
     plain, other_rate, other_data, scheduled, two_equal_dittos, ditto = 5, 5, 5, 10, 10, 5
     together = [plain, other_rate, other_data, scheduled, two_equal_dittos, ditto, 10]
     assert seen == together + [5] * len(calls)
-
-
-def test_programs_keep_to_the_width(federations, net, monkeypatch):
-    calls = trainings(METHODS[:3], federations, net)
-    seen = programs(monkeypatch)
-    compare(calls, width=3)
-    assert seen[:6] == [3, 2] * 3
 
 
 @dataclass(frozen=True)
