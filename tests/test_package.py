@@ -55,29 +55,6 @@ def test_completion_offers_every_choice_of_a_group(ask):
     assert {"rounds=", "method=", "local.", "experiment"} <= {*ask("fedpfl train ")}
 
 
-def test_completion_in_bash(tmp_path):
-    """The script that `eval` gets, in the shell itself."""
-    program = tmp_path / "fedpfl"
-    # As pip begins a script whose interpreter has a space in its path, which a line #! cannot hold.
-    begin = f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n' '''\n"
-    program.write_text(f"{begin}from fedpfl.__main__ import main\nmain()\n")
-    program.chmod(0o755)
-    line = "fedpfl train method=fedobp_"
-    script = f"""
-        eval "$(fedpfl -sc install=bash)"
-        complete -p fedpfl
-        COMP_LINE="{line}" COMP_POINT={len(line)} COMP_CWORD=2
-        hydra_bash_completion
-        echo "${{COMPREPLY[@]}}"
-    """
-    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    pipes = {"env": os.environ | paths, "cwd": tmp_path, "capture_output": True, "text": True}
-    told = subprocess.run(["bash", "-c", script], **pipes)
-    rule, answer = told.stdout.splitlines()
-    assert rule.endswith("-F hydra_bash_completion fedpfl")
-    assert answer == "method=fedobp_adaptive"
-
-
 AGAIN = ("fedpfl.train", "fedpfl.check")
 
 

@@ -244,21 +244,6 @@ def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: 
     assert read_summary(tmp_path / "here")["best"] == {}
 
 
-def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
-    """Its cohorts are drawn as they come, and a checkpoint after each round stops it here."""
-    played: list[int] = []
-
-    def stop(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
-        played.append(payload["round"])
-        if len(played) == 2:
-            raise KeyboardInterrupt
-
-    with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
-        result = run_command(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
-    # An interrupt saves what is left to save
-    assert (result.code, played) == (130, [1, 2, 2]), result
-
-
 DIVERGING = """
 rounds=1 local.lr=1e38 => brought back numbers that are not finite
 method=scaffold method.server_lr=3e38 local.lr=1 rounds=1 => the server's numbers are not finite after the round

@@ -36,7 +36,7 @@ from tests.command import (
     run_command,
     snapshot,
 )
-from tests.conftest import assert_same, keep_one_of_each, keep_quick, read_cases
+from tests.conftest import assert_same, keep_quick, read_cases
 
 RUN = (*TINY, "rounds=3", "method=ditto", "eval.finetune_epochs=1")
 FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
@@ -159,40 +159,6 @@ def test_an_entry_of_a_checkpoint_that_turns_into_a_folder(tmp_path: Path) -> No
 
 
 # Files
-
-
-VANISHED: dict[str, Callable[[Path], Any]] = {
-    "removed": Path.unlink,
-    "emptied": lambda path: path.write_bytes(b""),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
-    "foreign": lambda path: path.write_text("a: 1\n"),
-}
-FILES_LOST = ("config.yaml", "rounds.csv", "clients.csv", "partition.npz")
-LOST = keep_one_of_each(itertools.product(FILES_LOST, VANISHED), kind_of=lambda case: case[0])
-
-
-@pytest.mark.parametrize(("name", "how"), LOST)
-def test_a_lost_file_of_a_finished_run_is_told(name, how, whole, tmp_path):
-    run = copied(whole, tmp_path)
-    VANISHED[how](run / name)
-    assert refusal(run, *RUN).startswith(f"{run}: {name} is not as the run wrote it; ")
-    play_run(run, *RUN, "restart=true")
-    assert_ends_as(run, whole)
-    assert "already finished" in play_run(run, *RUN)
-
-
-@pytest.mark.parametrize(("name", "how"), keep_quick(LOST))
-def test_a_file_lost_while_the_run_goes_on_is_written_again(name, how, whole, tmp_path):
-    run, real = tmp_path / "run", rundir.RunDirectory.checkpoint
-
-    def lost(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
-        real(self, payload)
-        if payload["round"] == 3:
-            VANISHED[how](run / name)
-
-    with mock.patch.object(rundir.RunDirectory, "checkpoint", lost):
-        play_run(run, *RUN)
-    assert_ends_as(run, whole)
 
 
 def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_path: Path) -> None:

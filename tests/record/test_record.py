@@ -123,24 +123,6 @@ def test_a_checkpoint_takes_only_what_can_be_loaded(tmp_path):
     assert restored == {**plain, "numpy": 0.25, 7: {}}
 
 
-def test_tables_of_a_checkpoint_are_written_again(tmp_path):
-    names = ("rounds.csv", "clients.csv", "common.csv")
-    with opened(tmp_path) as directory:
-        directory.row({"round": 1})
-        directory.write_clients([{"client": 0}])
-        directory.write_clients([{"on_0": 1.0}], "common.csv")
-        directory.checkpoint({"round": 1})
-        before = [(tmp_path / name).read_bytes() for name in names]
-        directory.row({"round": 2})
-    for name in names:
-        (tmp_path / name).write_text("other")
-    with opened(tmp_path) as directory:
-        directory.restore()
-        directory.write_summary(status="finished")
-    assert [(tmp_path / name).read_bytes() for name in names] == before
-    assert {*names, "config.yaml", "state.pt"} == directory.summary["files"].keys()
-
-
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     for name in ("one", "other"):
         with opened(tmp_path / name, identity=name) as directory:

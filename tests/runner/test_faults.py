@@ -5,10 +5,8 @@ from __future__ import annotations
 import builtins
 import errno
 import io
-import json
 import os
 import random
-import resource
 import shutil
 import signal
 import time
@@ -24,14 +22,13 @@ import pytest
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
 from tests.command import TINY, play_run
-from tests.conftest import keep_only, keep_quick
+from tests.conftest import keep_quick
 from tests.record.test_damage import assert_ends_as, refusal
 from tests.runner.test_resume import die, start_child, wait_for_child
 
 RUN = (*TINY, "rounds=4", "eval.every=2", "method=ditto")
 KILLS = (8, 60)  # half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
-LIMITS = (0, 300, 2000, 40_000)  # bytes above which no file may grow
 
 
 CALLS = ("open", "write", "fsync", "replace", "unlink", "ftruncate", "mkdir")
@@ -193,22 +190,3 @@ def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(code, faults, 
         assert_ends_as(run, whole)
         shutil.rmtree(run)
     assert told >= faults // 2  # the log, or a directory that cannot be synced, stops no run
-
-
-@pytest.mark.parametrize("limit", keep_only(LIMITS, (300,)))
-def test_a_quota_is_one_line_and_loses_nothing(limit: int, whole: Path, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    run = tmp_path / "run"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        with pytest.raises(FedpflError, match=r"^cannot write .*: File too large; ") as error:
-            play_run(run, *RUN)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "\n" not in str(error.value)
-    assert not list(run.glob(".*.tmp"))
-    if not (run / "summary.json").exists():
-        assert not list(run.iterdir())
-    play_run(run, *RUN)
-    assert_ends_as(run, whole)
-    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
