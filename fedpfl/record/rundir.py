@@ -329,13 +329,11 @@ class RunDirectory:
             self._remove([SECRET_FILE])
 
     def _final_digests(self) -> dict[str, str]:
-        """Rewrite files that another program changed; return the digests of all files."""
+        """Return the digests of all files, as this run wrote them."""
         with files.explain_write_errors(self.path / "rounds.csv"):
             if self._rounds_file is not None:
                 # Rows were appended without waiting for the disk.
                 os.fsync(self._rounds_file)
-        for name, content in self._contents.items():
-            self._write(name, content)
         file_digests = {
             name: files.content_digest(content) for name, content in self._contents.items()
         }

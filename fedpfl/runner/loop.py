@@ -20,7 +20,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.columns import CLIENT_PRIVACY, PRIVACY_SCOPE, round_columns
-from fedpfl.runner.attendance import MODEL_COLUMNS, Attendance
+from fedpfl.runner.attendance import MODEL_COLUMNS, find_trained_clients
 from fedpfl.runner.evaluate import Evaluation, evaluate_clients
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
@@ -99,7 +99,7 @@ def train_rounds(
     # All cohorts are drawn from the seed, so that a resumed run goes on with those that are left.
     drawn_cohorts = islice(run.draw_cohorts(), state.round, None)
     empty_columns = dict.fromkeys(_list_columns(run))
-    attendance = Attendance(run, state)
+    has_steps = bool(find_trained_clients(state))
     has_warned_impure = False
     cohort = _pick_cohort(run, state, drawn_cohorts)
     while cohort is not None:
@@ -109,8 +109,8 @@ def train_rounds(
         state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
         row: dict[str, Any] = {"round": state.round, **empty_columns, **clock_columns}
         row |= _measure_training(run, state, outcome)
-        attendance.count_round(outcome, len(cohort))
-        if not attendance.has_steps:
+        has_steps |= bool(outcome.trained.any())
+        if not has_steps:
             row |= dict.fromkeys(name for name in MODEL_COLUMNS if name in row)
         row["seconds"] = time.monotonic() - start_time
         # Before the evaluation, which is complete after the last round.
@@ -119,7 +119,7 @@ def train_rounds(
 
         # ---- Step 2: evaluate everyone, once any client has trained.
         evaluation = Evaluation({}, {}, [], [])
-        if (state.round % run.eval.every == 0 or is_last) and attendance.has_steps:
+        if (state.round % run.eval.every == 0 or is_last) and has_steps:
             on_evaluation(state.round)
             evaluation = _evaluate_everyone(run, backend, state, outcome, is_last)
             row |= evaluation.row | measure_recovery(run, state.round, evaluation, evaluated_row)
@@ -134,7 +134,7 @@ def train_rounds(
             row=row,
             clients=evaluation.clients,
             matrix=evaluation.matrix,
-            notes=[*evaluation.notes, *attendance.make_warnings(is_last), *impure_notes],
+            notes=[*evaluation.notes, *impure_notes],
             is_last=is_last,
         )
         yield played_round

@@ -345,19 +345,17 @@ def _depends_on_rounds(run: Run, shorter_rounds: int) -> bool:
 
 def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) -> dict[str, Any]:
     """Return a shorter run's rows, best and last, without what only its last round evaluated."""
-    header, table = rounds.parse_cells(files["rounds.csv"])
+    rows = rounds.read_rows(files["rounds.csv"])
     is_evaluated = rounds_done % run.eval.every == 0
     is_finetuned = rounds_done % (run.eval.finetune_every or 1) == 0
-    for position, name in enumerate(header):
-        metric = METRICS.get(name)
-        if metric is None:
-            continue
+    for name in METRICS.keys() & rows[-1].keys():
+        metric = METRICS[name]
         is_of_evaluation = metric.is_evaluated or name in ("eval_seconds", "evaluated")
         if (metric.fine_tuned and not is_finetuned) or (is_of_evaluation and not is_evaluated):
-            table[-1][position] = ""
-    text = "".join(map(rounds.format_row, (header, *table)))
+            rows[-1][name] = None
+    text = "".join(map(rounds.format_row, (rows[0], *(row.values() for row in rows))))
     score = run.task.score
-    rows = [row for row in rounds.read_rows(text) if row[score] is not None]
+    rows = [row for row in rows if row[score] is not None]
     find_best = max if run.task.is_higher_better else min
     return {
         "best": find_best(rows, key=itemgetter(score), default={}),
