@@ -20,7 +20,7 @@ from fedpfl.runner.export import WRITERS, send_to_loggers, write_models
 from fedpfl.runner.library import Trained, load, read_logger_options
 
 USAGE = """python -m fedpfl.export [--format FORMAT] [--finetuned] [--clients NAME,...]
-                               [--baseline DIRECTORY] [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
+                               [--baseline DIRECTORY] [--license ID] [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]
        python -m fedpfl.export --flower DIR KEY=VALUE ...  (words of fedpfl.federate)"""
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # ---- Step 1: one of three; options of another are refused, not ignored.
     model_options = [
         f"--{name.replace('_', '-')}"
-        for name in ("data_dir", "clients", "baseline", "format", "finetuned")
+        for name in ("data_dir", "clients", "baseline", "format", "finetuned", "license")
         if getattr(options, name) != parser.get_default(name)
     ]
     logger_words = [word for word in options.words if word.startswith(("logger=", "logger."))]
@@ -79,14 +79,18 @@ def _make_export_parser() -> Parser:
         choices=WRITERS,
         default="pt",
         help="of the models: pt (a state_dict, default), safetensors, or modules that stand alone "
-        "and take samples as the data set holds them: torchscript, onnx",
+        "and take samples as the data set holds them: torchscript, pt2, onnx, mlflow",
     )
     parser.add_argument("--finetuned", action="store_true", help="the models after fine-tuning")
     parser.add_argument(
         "--clients", metavar="NAME,...", default="", help="numbers or names; default: all"
     )
     parser.add_argument(
-        "--baseline", metavar="DIRECTORY", help="a run of FedAvg, fine-tuned, for card.md"
+        "--baseline", metavar="DIRECTORY", help="a run of FedAvg, fine-tuned, for README.md"
+    )
+
+    parser.add_argument(
+        "--license", metavar="ID", default="", help="of the models, for README.md, such as mit"
     )
 
     # ---- Of a federation
@@ -103,7 +107,15 @@ def _export_models(
     run = load(run_path, "cpu", options.data_dir, plugin_files)
     baseline = load(options.baseline, "cpu") if options.baseline else None
     clients = _split_clients(run, options.clients)
-    count = write_models(run, output, options.format, clients, baseline, options.finetuned)
+    count = write_models(
+        run=run,
+        out=output,
+        format_name=options.format,
+        clients=clients,
+        baseline=baseline,
+        finetuned=options.finetuned,
+        license=options.license,
+    )
     print(f"wrote {count} models to {output}")
 
 

@@ -1,9 +1,9 @@
-"""Write a model card for exported models: their data, training and accuracy."""
+"""Write a model card for exported models, as model hubs read it: data, training and accuracy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from jinja2 import Environment
 
 from fedpfl.config.messages import describe_choice
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, configured_task
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, configured_task
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ USES = {
     "`fedpfl.load(RUN).network()`, which takes samples as below; without fedpfl, scale them first "
     "by `mean` and `std` (pixels are divided by 255 before), as the file's metadata has them.",
     "torchscript": "`torch.jit.load(FILE)(x)` are the logits, `[samples, classes]`.",
+    "pt2": "`torch.export.load(FILE).module()(x)` are the logits, `[samples, classes]`.",
+    "mlflow": "`mlflow.pyfunc.load_model(FILE).predict(x)` has the logits, `[samples, classes]`.",
     "onnx": '`onnxruntime.InferenceSession(FILE).run(["logits"], {"x": x})` are the logits, '
     "`[samples, classes]`.",
 }
@@ -47,8 +49,9 @@ def format_card(
     files: Mapping[int, str],
     baseline: Trained | None = None,
     finetuned: bool = False,
+    license: str = "",
 ) -> str:
-    """Return card.md for exported models.
+    """Return README.md for exported models.
 
     Args:
         run: with the models.
@@ -56,42 +59,32 @@ def format_card(
         files: the name of each client's file, by the client's number.
         baseline: a run of FedAvg over the same samples, to stand beside.
         finetuned: whether the files are the models after fine-tuning.
+        license: of the models, "" where none is given.
 
     Raises:
-        FedpflError: if the baseline has other samples, is no FedAvg, or was not fine-tuned.
+        FedpflError: if the baseline has other samples or is no FedAvg, or a run was not fine-tuned.
     """
-    # ---- Step 1: the table of clients, by heading.
+    # ---- Step 1: the table of clients, and the mean of the files' models.
     config = run.config
+    method, dataset = config["method"]["name"], config["dataset"]["name"]
     task = configured_task(config)
-    unit = f", {task.unit}" if task.unit else ""
-    clients = run.clients.set_index(run.clients["client"].astype(int)).loc[[*files]]
-    table = {
-        "file": [*files.values()],
-        "client": [run.client_names.get(number, number) for number in files],
-        "trained on": clients["train"].astype(int),
-        "tested on": clients["test"].astype(int),
-        f"{task.score_word}{unit}": clients[task.score],
-    }
-    if f"ft_{task.score}" in clients:
-        table[f"after fine-tuning{unit}"] = clients[f"ft_{task.score}"]
-    if baseline:
-        table[f"FedAvg+FT{unit}"] = _read_baseline(run, baseline).loc[[*files]]
+    table = _make_table(run, files, baseline)
+    column = f"ft_{task.score}" if finetuned else task.score
+    if column not in run.clients:
+        raise FedpflError(f"{run.path} was not fine-tuned; run it with eval.finetune_epochs=5")
+    scores = _select_clients(run, files)[column]
 
     # ---- Step 2: the header that model hubs read, and the card.
     inputs = run.summary.get("input", {})
-    method, dataset = config["method"]["name"], config["dataset"]["name"]
-    header = {
-        "library_name": "pytorch",
-        "pipeline_tag": PIPELINES.get(inputs.get("kind"), "other"),
-        "tags": ["federated-learning", "personalized-federated-learning", "fedpfl", method],
-        "metrics": [task.score],
-    }
+    title = f"{METHOD_TITLES.get(method, method)} on {DATASET_TITLES.get(dataset, dataset)}"
+    score = {"type": task.score, "name": _head_score(task), "value": float(scores.mean())}
+    header = _make_header(run, title, score, license)
     rounds = run.rounds
     jinja = Environment(trim_blocks=True, keep_trailing_newline=True)
     jinja.filters |= {"cell": _format_cell, "choice": describe_choice}
     return jinja.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         header=yaml.safe_dump(header, sort_keys=False),
-        title=f"{METHOD_TITLES.get(method, method)} on {DATASET_TITLES.get(dataset, dataset)}",
+        title=title,
         clients=len(run),
         rounds=run.round,
         evaluated_round=rounds["round"][rounds[task.score].notna()].max(),
@@ -105,6 +98,81 @@ def format_card(
         headings=[*table],
         rows=[*zip(*table.values(), strict=True)],
     )
+
+
+def _make_table(
+    run: Trained, files: Mapping[int, str], baseline: Trained | None
+) -> dict[str, Sequence[Any] | pd.Series]:
+    """Return the columns of the table of clients, by heading."""
+    task = configured_task(run.config)
+    unit = f", {task.unit}" if task.unit else ""
+    clients = _select_clients(run, files)
+    table = {
+        "file": [*files.values()],
+        "client": [run.client_names.get(number, number) for number in files],
+        "trained on": clients["train"].astype(int),
+        "tested on": clients["test"].astype(int),
+        _head_score(task): clients[task.score],
+    }
+    if f"ft_{task.score}" in clients:
+        table[f"after fine-tuning{unit}"] = clients[f"ft_{task.score}"]
+    if baseline:
+        table[f"FedAvg+FT{unit}"] = _read_baseline(run, baseline).loc[[*files]]
+    return table
+
+
+def _select_clients(run: Trained, files: Mapping[int, str]) -> pd.DataFrame:
+    """Return the rows of clients.csv of the clients with files."""
+    return run.clients.set_index(run.clients["client"].astype(int)).loc[[*files]]
+
+
+def _head_score(task: Task) -> str:
+    """Return the heading of a task's score."""
+    return f"{task.score_word}, {task.unit}" if task.unit else task.score_word
+
+
+def _make_header(
+    run: Trained, title: str, score: Mapping[str, Any], license: str
+) -> dict[str, Any]:
+    """Return the entries of a card that model hubs read.
+
+    Args:
+        run: with the models.
+        title: of the models.
+        score: type, name and value of their mean score over clients.
+        license: of the models, "" where none is given.
+    """
+    config = run.config
+    task = configured_task(config)
+    dataset = config["dataset"]["name"]
+    kind = run.summary.get("input", {}).get("kind")
+    pipeline = PIPELINES.get(kind, "other")
+    if task is REGRESSION:
+        pipeline = "tabular-regression" if kind == "signals" else "other"
+    result = {
+        "task": {"type": pipeline},
+        "dataset": {"type": dataset, "name": DATASET_TITLES.get(dataset, dataset)},
+        "metrics": [dict(score)],
+    }
+    method = config["method"]["name"]
+    header = {
+        "library_name": "pytorch",
+        "pipeline_tag": pipeline,
+        "tags": ["federated-learning", "personalized-federated-learning", "fedpfl", method],
+        "license": license,
+        "datasets": _list_public_datasets(config["dataset"]),
+        "metrics": [task.score],
+        "model-index": [{"name": title, "results": [result]}],
+    }
+    return {name: value for name, value in header.items() if value}
+
+
+def _list_public_datasets(dataset: Mapping[str, Any]) -> list[str]:
+    """Name the run's data set for a hub's link; [] for data of the user's own."""
+    name = dataset["name"]
+    if name == "hf" and not Path(dataset["path"]).exists():
+        return [dataset["path"]]
+    return [] if name in ("hf", "memory", "npz", "sites") else [name]
 
 
 def _describe_outputs(run: Trained) -> str:

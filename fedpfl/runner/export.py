@@ -97,6 +97,47 @@ def write_torchscript(model: ClientModel, path: Path) -> None:
     _require_equal_predictions(model, "torchscript", torch.jit.load(path))
 
 
+def write_program(model: ClientModel, path: Path) -> None:
+    """Write a program for `torch.export.load`. Raises FedpflError where it cannot be one."""
+    sizes = ({0: torch.export.Dim("samples")},)
+    examples = (model.examples[:2],)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.export.export(model.make_module(), examples, dynamic_shapes=sizes)
+            torch.export.save(program, path)
+        except Exception as error:  # operators that the exporter lacks
+            raise _no_such_format(model.run, "pt2", error) from None
+    _require_equal_predictions(model, "pt2", torch.export.load(path).module())
+
+
+def write_mlflow(model: ClientModel, path: Path) -> None:
+    """Write a folder for `mlflow.pyfunc.load_model`, an ONNX model with its signature.
+
+    Raises:
+        FedpflError: It cannot be written, or a package is absent.
+    """
+    try:
+        import mlflow.onnx
+        import onnx
+    except ImportError:
+        raise missing_extra(
+            "--format mlflow needs packages that are absent", "mlflow,onnx"
+        ) from None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        write_onnx(model, file)
+        x = model.examples
+        signature = mlflow.models.infer_signature(x.numpy(), model.predict_logits(x).numpy())
+        mlflow.onnx.save_model(
+            onnx_model=onnx.load(file),
+            path=path,
+            signature=signature,
+            pip_requirements=mlflow.onnx.get_default_pip_requirements(),
+            onnx_execution_providers=["CPUExecutionProvider"],
+        )
+
+
 def write_onnx(model: ClientModel, path: Path) -> None:
     """Write an ONNX file, input `x`, output `logits`. Raises FedpflError where it cannot be one."""
     try:
@@ -148,7 +189,9 @@ WRITERS: dict[str, tuple[str, Callable[[ClientModel, Path], None]]] = {
     "pt": (".pt", write_state),
     "safetensors": (".safetensors", write_safetensors),
     "torchscript": (".pt", write_torchscript),
+    "pt2": (".pt2", write_program),
     "onnx": (".onnx", write_onnx),
+    "mlflow": ("", write_mlflow),
 }
 """The ending and the writer of each format."""
 
@@ -191,10 +234,11 @@ def write_models(
     clients: Sequence[int | str] | None = None,
     baseline: Trained | None = None,
     finetuned: bool = False,
+    license: str = "",
 ) -> int:
     """Write clients' personal models into a new folder, all or none.
 
-    Beside them stand `card.md` and `config.yaml`.
+    Beside them stand `README.md` and `config.yaml`.
 
     Args:
         run: with the models.
@@ -203,6 +247,7 @@ def write_models(
         clients: Their numbers or names; None: all of them.
         baseline: A run of FedAvg that the card compares with.
         finetuned: Whether they are the models after fine-tuning.
+        license: For the card, as model hubs name it; "" for none.
 
     Returns:
         How many there are.
@@ -217,7 +262,14 @@ def write_models(
     numbers = [*range(len(run))] if clients is None else [run.client_number(c) for c in clients]
     ending, write = WRITERS[format_name]
     files = {number: f"{_file_stem(run, number)}{ending}" for number in numbers}
-    card = format_card(run, format_name, files, baseline, finetuned)
+    card = format_card(
+        run=run,
+        format_name=format_name,
+        files=files,
+        baseline=baseline,
+        finetuned=finetuned,
+        license=license,
+    )
 
     # ---- Step 2: into a folder beside, which gets its name once all is there
     try:
@@ -227,7 +279,7 @@ def write_models(
             models.mkdir()
             for number, name in files.items():
                 write(ClientModel(run, number, finetuned), models / name)
-            (models / "card.md").write_text(card, encoding="utf-8")
+            (models / "README.md").write_text(card, encoding="utf-8")
             shutil.copyfile(run.path / "config.yaml", models / "config.yaml")
             models.rename(out)  # refused where something is
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second

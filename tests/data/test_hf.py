@@ -112,6 +112,10 @@ def test_columns_keep_order_shape_and_type(tmp_path):
     save(tmp_path / "n", a=[1, 2], b=[0.5, 1.5], c=[True, False], label=[0, 1])
     numbers = load(tmp_path / "n", input=("b", "a", "c")).x
     assert numbers.tolist() == [[0.5, 1, 1], [1.5, 2, 0]]
+    save(tmp_path / "w", a=[1, 2], ward=["x", "y"], code=[7, 7], label=[0, 1])
+    wards = load(tmp_path / "w", input=("ward", "a", "code"), categories=("ward", "code"))
+    assert wards.x.tolist() == [[1, 0, 1, 1], [0, 1, 2, 1]]
+    assert wards.feature_names == ("ward=x", "ward=y", "a", "code=7")
     pixels = np.random.default_rng(0).integers(0, 256, (6, 1, 4, 5), dtype=np.uint8)
     signals = np.random.default_rng(1).normal(size=(6, 3, 7)).astype(np.float32)
     features = {
@@ -172,6 +176,7 @@ no split | FLOATS | {**X, "split": "train"} | d is one Dataset; leave dataset.sp
 mixed | {**FLOATS, "t": list("abc")} | {"input": ("x", "t")} | 'x' holds numbers, 't' holds texts; dataset.input takes
 texts of arrays | nested(["a"], ["b"]) | X | column 'x' holds no arrays of numbers
 two spellings | {**FLOATS, "who": ["a", "B ", "b"]} | {**X, "by": "who"} | client 'b' is 'B' at d; write it alike
+not in | FLOATS | {**X, "categories": ("label",)} | dataset.categories has label, which dataset.input has not
 half | {**FLOATS, "label": [0, 0.5, 1]} | X | label 0.5 is no class
 array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | X | label holds objects of ndarray
 ragged | nested([1.0, 2.0], [1.0]) | X | 'x' holds no arrays of numbers of one shape

@@ -78,7 +78,7 @@ def test_models_answer_as_the_evaluation_also_fine_tuned(case, tmp_path):
             samples += len(y)
         assert loss / samples == run.rounds[f"{prefix}loss"].iloc[-1]
         moment = "after" if options else "before"
-        assert f"after round 1, {moment} fine-tuning" in (out / "card.md").read_text("utf-8")
+        assert f"after round 1, {moment} fine-tuning" in (out / "README.md").read_text("utf-8")
 
 
 def test_a_file_with_other_logits_is_refused(digits_runs, tmp_path, capsys, monkeypatch):
@@ -97,13 +97,13 @@ def test_a_file_with_other_logits_is_refused(digits_runs, tmp_path, capsys, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rule_of_ones_own_takes_any_number_of_samples(digits_runs):
+def test_a_program_takes_any_number_of_samples(digits_runs, tmp_path):
     """The form in which ONNX files have it: what is read of two samples holds for all."""
-    run = digits_runs("knn_per")
+    run, out = digits_runs("knn_per"), tmp_path / "models"
+    assert export.main([str(run.path), str(out), "--format=pt2", "--clients=0"]) == 0
     x, _ = run.samples(0)
-    sizes = ({0: torch.export.Dim("samples")},)
-    program = torch.export.export(run.personal_module(0), (x[:2],), dynamic_shapes=sizes)
-    torch.testing.assert_close(program.module()(x), run.predict(0, x), rtol=1e-4, atol=1e-4)
+    answer = torch.export.load(out / "client0.pt2").module()(x)
+    torch.testing.assert_close(answer, run.predict(0, x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.full
@@ -114,10 +114,24 @@ def test_an_onnx_file_answers_as_the_run(method, digits_runs, tmp_path):
     run = digits_runs(method)
     out = tmp_path / "models"
     assert export.main([str(run.path), str(out), "--format", "onnx", "--clients", "2"]) == 0
-    assert {path.name for path in out.iterdir()} == {"client2.onnx", "card.md", "config.yaml"}
+    assert {path.name for path in out.iterdir()} == {"client2.onnx", "README.md", "config.yaml"}
     x, _ = run.samples(2)
     (logits,) = onnxruntime.InferenceSession(out / "client2.onnx").run(["logits"], {"x": x.numpy()})
     torch.testing.assert_close(torch.tensor(logits), run.predict(2, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.full
+def test_mlflow_loads_a_model_with_its_signature(digits_runs, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("onnxruntime")
+    run, out = digits_runs("fedper"), tmp_path / "models"
+    assert export.main([str(run.path), str(out), "--format=mlflow", "--clients=2"]) == 0
+    x, _ = run.samples(2)
+    model = mlflow.pyfunc.load_model(out / "client2")
+    logits = torch.tensor(model.predict(x.numpy())["logits"])
+    torch.testing.assert_close(logits, run.predict(2, x), rtol=1e-4, atol=1e-4)
+    (given,) = model.metadata.signature.inputs.to_dict()
+    assert given["tensor-spec"] == {"dtype": "uint8", "shape": (-1, 1, 28, 28)}
 
 
 def test_a_safetensors_file_says_what_its_input_is(digits_runs, tmp_path):
@@ -151,7 +165,7 @@ def test_features_come_as_they_were_measured(trained, tmp_path):  # noqa: F811
     names = session.get_modelmeta().custom_metadata_map
     assert json.loads(names["features"]) == [*"abcde"]
     assert json.loads(names["classes"]) == ["ill", "well"]
-    assert "- features: a, b, c, d, e, in this order" in (out / "card.md").read_text("utf-8")
+    assert "- features: a, b, c, d, e, in this order" in (out / "README.md").read_text("utf-8")
 
 
 def test_a_data_frame_has_its_columns_in_any_order(trained):  # noqa: F811
@@ -167,7 +181,7 @@ def test_some_clients_by_number_and_name(trained, tmp_path, capsys):  # noqa: F8
     out = tmp_path / "new" / "models"
     assert export.main([str(trained.path), str(out), "--clients", "zürich,0"]) == 0
     assert capsys.readouterr().out == f"wrote 2 models to {out}\n"
-    names = {"zürich.pt", "client0.pt", "card.md", "config.yaml"}
+    names = {"zürich.pt", "client0.pt", "README.md", "config.yaml"}
     assert {path.name for path in out.iterdir()} == names
     for name, client in (("zürich", "zürich"), ("client0", 0)):
         values = torch.load(out / f"{name}.pt", weights_only=True)
@@ -178,13 +192,23 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
     run = digits_runs("fedper")
     baseline = digits_runs("fedavg", "eval.finetune_epochs=1", "eval.finetune_every=1")
     out = tmp_path / "models"
-    words = [str(run.path), str(out), "--baseline", str(baseline.path)]
-    assert export.main(words) == 0
-    card = (out / "card.md").read_text(encoding="utf-8")
+    words = [str(run.path), str(out), "--baseline", str(baseline.path), "--license=mit"]
+    assert export.main([*words, "--format=safetensors"]) == 0
+    assert {f"{path.stat().st_mode & 0o777:o}" for path in out.iterdir()} == {"644"}
+    card = (out / "README.md").read_text(encoding="utf-8")
     _, header, text = card.split("---\n", 2)
-    assert yaml.safe_load(header)["pipeline_tag"] == "image-classification"
+    facts = yaml.safe_load(header)
+    expected = ("image-classification", "mit", ["digits"], ["accuracy"])
+    assert (
+        tuple(facts[key] for key in ["pipeline_tag", "license", "datasets", "metrics"]) == expected
+    )
+    (result,) = facts["model-index"][0]["results"]
+    assert result["metrics"][0]["value"] == pytest.approx(run.clients["accuracy"].mean())
+    assert result["dataset"] == {"type": "digits", "name": "Digits"}
     for client in range(4):
-        (row,) = re.findall(rf"^\| client{client}\.pt \| {client} \| .*$", text, re.MULTILINE)
+        (row,) = re.findall(
+            rf"^\| client{client}\.safetensors \| {client} \| .*$", text, re.MULTILINE
+        )
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         expected = run.clients["accuracy"][client], baseline.clients["ft_accuracy"][client]
         assert [float(cell) for cell in cells[-2:]] == pytest.approx(expected, abs=0.005)
@@ -198,7 +222,7 @@ fedper --clients=4 => client must be a whole number from 0 to 3, got 4
 fedper --clients=berlin => client must be a whole number from 0 to 3
 fedper --baseline={ditto} => is no run of FedAvg
 fedper --format=tflite => invalid choice: 'tflite'
-fedper --finetuned => method=fedper was not fine-tuned; run it with eval.finetune_epochs=5
+fedper --finetuned => fedper was not fine-tuned; run it with eval.finetune_epochs=5
 """
 
 

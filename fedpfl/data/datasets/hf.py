@@ -43,6 +43,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     size: Side | None = None,
     vocabulary: Annotated[int, AtLeast(3)] = VOCABULARY,
     length: Annotated[int, AtLeast(1)] = LENGTH,
+    categories: tuple[str, ...] | None = None,
     task: Task = CLASSIFICATION,
     together: str | None = None,
 ) -> Raw:
@@ -59,6 +60,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         size: Pixels each way to which images are scaled; None: as they are.
         vocabulary: Ids of texts, as in `ag_news`; words are counted in the training part.
         length: Words of a text.
+        categories: The columns of inputs that become one feature per value.
         task: The purpose of the labels.
         together: The column with equal values for samples that stay together.
 
@@ -67,8 +69,9 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     """
     splits = open_splits(path, split, subset, source.download)
     inputs = label_columns(input)
-    kind = _check_columns(splits, inputs, [*filter(None, (label, by, together))])
-    options = ReadOptions(label_columns(label), by=by, together=together, task=task)
+    categories = categories or ()
+    kind = _check_columns(splits, inputs, categories, [*filter(None, (label, by, together))])
+    options = ReadOptions(label_columns(label), categories, by, together, task=task)
     columns = [*options.labels, *filter(None, (by, together))]
     if kind == "numbers":
         columns += inputs
@@ -81,7 +84,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         else:
             x = [_read_arrays(one, inputs[0]) for one in splits]
         parts = [replace(part, x=array) for part, array in zip(parts, x, strict=True)]
-        options = ReadOptions(together=together, task=task)
+        options = ReadOptions(categories=categories, together=together, task=task)
     raw = join_parts(parts, options, getattr(splits[0].data.features[label], "names", ()))
     test_rows = count_test_rows(splits)
     return raw._replace(test_from=len(raw.y) - test_rows) if test_rows else raw
@@ -106,12 +109,15 @@ def _open_configured(options: Mapping[str, Any]) -> list[Split]:
 # ---- Columns
 
 
-def _check_columns(splits: Sequence[Split], inputs: Sequence[str], facts: Sequence[str]) -> str:
+def _check_columns(
+    splits: Sequence[Split], inputs: Sequence[str], categories: Sequence[str], facts: Sequence[str]
+) -> str:
     """Return the kind of the inputs: images, texts, numbers or arrays. Raises FedpflError.
 
     Args:
         splits: Of the data set.
         inputs: The columns of inputs.
+        categories: Those that become one feature per value, beside numbers.
         facts: The columns of labels, clients and units.
     """
     # ---- Step 1: different columns that all splits have alike.
@@ -132,7 +138,14 @@ def _check_columns(splits: Sequence[Split], inputs: Sequence[str], facts: Sequen
                 )
 
     # ---- Step 2: one kind of inputs; several are numbers or texts.
-    kinds = {name: _find_kind(splits[0].data.features[name]) for name in inputs}
+    for name in {*categories} - {*inputs}:
+        raise FedpflError(
+            f"dataset.categories has {name}, which dataset.input has not; add it there"
+        )
+    features = splits[0].data.features
+    kinds = {
+        name: "numbers" if name in categories else _find_kind(features[name]) for name in inputs
+    }
     kind = kinds[inputs[0]]
     is_single = kind in ("images", "arrays") and len(inputs) == 1
     if len({*kinds.values()}) > 1 or not (is_single or kind in ("texts", "numbers")):
