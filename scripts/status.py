@@ -182,7 +182,8 @@ def make_row(name: str, remarks: Mapping[str, str]) -> tuple[str, ...]:
     if state not in STATES:
         raise ValueError(f"docs/results/status.csv says {state!r} of {name}: one of {STATES}")
     differences = (format_differences(whole), format_differences(small))
-    return name, str(count or ""), f"**{state}**", *differences, remarks["remark"]
+    texts = (remarks["cost"], remarks["remark"])
+    return name, str(count or ""), f"**{state}**", *differences, *texts
 
 
 def make_table() -> str:
@@ -197,7 +198,7 @@ def make_table() -> str:
     for name in frame.index:
         remarks = {str(key): str(value) for key, value in frame.loc[name].items()}
         rows.append(make_row(str(name), remarks))
-    titles = ("table or figure", "numbers", "state", "whole", "small", "remarks")
+    titles = ("table or figure", "numbers", "state", "whole", "small", "cost", "remarks")
     return markdown(titles, rows)
 
 

@@ -38,8 +38,7 @@ class FedOBP(PersonalByMask):
         behind the authors' result files (experiment=fedobp/as_published); gradient = |start - end|
         of the client's last training (eq. 5); fisher = mean over the client's training samples of
         the squared gradient of log p at theta_i; fisher_batch = square of the full-batch mean
-        gradient (eq. 6 to the letter). The last three are zero, so nothing is personal, until the
-        client has trained.
+        gradient (eq. 6 to the letter). The last three are zero until the client has trained.
     scope: one quantile over `all` scored entries, or one per `tensor` (as in the published Fisher
         and gradient curves).
     classifier_only: only the classifier's entries can be personal; q then counts over these.
@@ -47,7 +46,8 @@ class FedOBP(PersonalByMask):
         participation; 0 is off.
     cold_start: a client that never trained compares the initial model with the global one (`paper`:
         the entries that moved furthest fall back to their initial values) or has no personal
-        entries (`global`).
+        entries (`global`). A score that comes from training leaves it no personal ones but with
+        `initial`, which compares these models, too (near the first rounds of Figure 4's files).
     """
 
     q: Proportion
@@ -56,7 +56,7 @@ class FedOBP(PersonalByMask):
     scope: Literal["all", "tensor"] = "all"
     classifier_only: bool = False
     ema: ProportionBelowOne = 0.0
-    cold_start: Literal["paper", "global"] = "paper"
+    cold_start: Literal["paper", "global", "initial"] = "paper"
 
     @property
     def server_sees(self) -> str:  # type: ignore[override]
@@ -97,6 +97,9 @@ class FedOBP(PersonalByMask):
             score = importance.published_obp_score(theta_i, theta_g)
         else:
             score = client["score"]  # from the client's last training
+            if self.cold_start == "initial":
+                distance = importance.movement_score(theta_g, theta_i)
+                score = tree.where(client["participated"], score, distance)
         if not self.ema:
             return score
 

@@ -42,7 +42,7 @@ def test_every_key_has_a_line_with_its_value_its_comment_and_its_choices(monkeyp
     assert f"method {', '.join(sorted(METHODS))} quantile" in flat
     for line in (
         r"method.score=fisher +one of obp, obp_as_published, gradient, fisher, fisher_batch$",
-        r"method.cold_start=paper +paper or global$",
+        r"method.cold_start=paper +paper, global or initial$",
         r"^  local.lr=.*(?:\n {30}.*)*a positive number",
         r"^  partition\.samples_per_client=\w+\n {32}\S",  # columns are kept
         r"method.q=0.9998 .*between 0 and 1$",

@@ -655,6 +655,7 @@ CASES |= {
         "fedobp": m.FedOBP(q=0.9),
         "fedobp-published": m.FedOBP(q=0.9, score="obp_as_published", ema=0.3),
         "fedobp-classifier": m.FedOBP(q=0.5, classifier_only=True, scope="tensor"),
+        "fedobp-gradient": m.FedOBP(q=0.5, score="gradient", scope="tensor", cold_start="initial"),
     }.items()
 }
 CASES |= {

@@ -45,6 +45,7 @@ def no_masks(s: Setting) -> Masks:
 def fedobp(s: Setting, method: Any) -> Result:
     """Eqs. 7 to 9 and 19; the average of the scores moves when a client takes part."""
     m, result, own, past = method, Result(), s.each(s.initial), {}
+    starts: dict[int, Weights] = {}
     scored = [k for k in s.names if k in HEAD or not m.classifier_only]
 
     def scores_of(turn: Turn) -> Weights:
@@ -53,6 +54,9 @@ def fedobp(s: Setting, method: Any) -> Result:
             distance = (own[turn.i][k] - turn.shared[k]).double()
             worth = distance if m.score == "obp" else own[turn.i][k].double()
             now = (distance * worth).abs()
+            if m.score == "gradient":  # with cold_start=initial
+                start = starts.get(turn.i, turn.shared)
+                now = (own[turn.i][k] - start[k]).double().abs()
             scores[k] = (1 - m.ema) * now + m.ema * past.get(turn.i, {}).get(k, now)
         return scores
 
@@ -65,6 +69,7 @@ def fedobp(s: Setting, method: Any) -> Result:
 
     def begin(turn: Turn) -> Weights:
         start, past[turn.i] = mix(turn), scores_of(turn)
+        starts[turn.i] = start
         return start
 
     def extras(_: Any) -> dict[str, Weights]:
