@@ -578,45 +578,24 @@ EXPECTED |= {
 }
 
 RANGES = """
-must be 0 or more | -1.0 | apfl.alpha_lr apfl.alpha_decay ditto.lam fedala.eta feddbe.kappa feddbe.bias_lr
-must be 0 or more | -1.0 | feddpa.lam1 feddyn.alpha fedpac.lam fedprox.mu fedrod.gamma flexfl.gamma floco.rho
-must be 0 or more | -1.0 | floco_plus.lam flute.l1 moon.mu per_fedavg.inner_lr per_fedavg.outer_lr subflot.lam
-must be 0 or more | -1.0 | pfedfda.cov_reg pfedme.lam pfedme.mu pfedme.beta pfedsd.lam
-must be 0 or more | -1 | fedala.layers fedper.layers lg_fedavg.layers fedrep.body_epochs floco.tau flute.rep_epochs
-must be 0 or more | -1 | fedmp.ranking_epochs hermes.ranking_epochs per_fedavg.adapt_steps
-must be 0 or more, or null | -1 | ditto.personal_epochs fedrep.head_epochs
 must be 0 or more, or -1 | -0.5 | fedcac.cutoff
 must be 0 or more, and not all 0 | (0, 0, 0) | flexfl.devices
 must be 0 or more, got | (-1, 1, 1) | flexfl.devices
-must be a positive number | 0.0 | fedadam.lr fedavgm.lr fedyogi.lr fedadam.tau fedyogi.tau moon.tau pfedsd.tau
-must be a positive number | 0.0 | fedmp.ranking_lr hermes.ranking_lr prunefl.ranking_lr per_fedavg.delta
-must be a positive number | 0.0 | flexfl.temperature pfedme.inner_lr pfedme.outer_lr scaffold.server_lr
-must be a positive number, or null | 0.0 | fedpac.head_lr fedselect.lr_v fedselect.lr_u
-must be 1 or more | 0 | fedala.window fedala.max_epochs fedcac.beta fedselect.every floco.endpoints
-must be 1 or more | 0 | pfedme.inner_steps prunefl.ranking_epochs
-must be 1 or more, or null | 0 | floco_plus.pers_epochs
-must be 2 or more | 1 | pfedfda.folds
-must be above 0 | 0.0 | fedala.share fedpurin.tau pfedfda.eps
-must be at least 0 and below 1 | 1.0 | fedadam.beta2 fedyogi.beta2 fedavgm.momentum fedobp.ema flexfl.tolerance
-must be between 0 and 1 | 1.1 | apfl.alpha feddbe.rho feddpa.threshold fedobp.q fedphp.lam fedphp.participation
-must be between 0 and 1 | 1.1 | fedselect.p pspfl.q
-must be between 0 and 1 | -0.1 | fedcac.tau fedphp.momentum seqfededt.q subflot.alpha
 must be between 0 and 1 | (1.5,) | flexfl.apoz
-must be at least one share | () | fedmp.widths fedrolex.widths fedspu.widths fjord.widths hermes.widths
-must be at least one share | () | heterofl.widths prunefl.widths random_dropout.widths
-must be above 0 and at most 1 | (0.0,) | fedmp.widths fedrolex.widths fedspu.widths fjord.widths hermes.widths
-must be above 0 and at most 1 | (0.0,) | heterofl.widths prunefl.widths random_dropout.widths
+must be 1 or more | 0 | prunefl.ranking_epochs
+must be above 0 | 0.0 | fedpurin.tau pfedfda.eps
+must be at least one share | () | fedmp.widths heterofl.widths
+must be above 0 and at most 1 | (0.0,) | fedrolex.widths
 must be one or more, ascending | (0.5, 0.25, 1.0) | flexfl.levels
 must be one or more, ascending, got | () | fedobp_adaptive.q
 must be one or more, ascending | (0.5, 0.5) | fedobp_adaptive.q
-must be between 0 and 1 | (0.5, 1.5) | fedobp_adaptive.q
 must be 0 with several q and score=obp | 0.3 | fedobp_adaptive.ema
+must be none or global with several q | 'layer' | fedobp_adaptive.norm
 must be as many numbers as levels | (1, 1) | flexfl.devices
 must be 0 unless ordered | 0.5 | fjord.distill
 must be below 2 / lam = 0.1333, or it diverges | 0.2 | pfedme.inner_lr pfedme.outer_lr
-must be | () | subflot.rates
-must be | (1.0,) | subflot.rates
-must be at most 3, the network's layers, got 4$ | 4 | fedper.layers fedala.layers lg_fedavg.layers
+must be at least one rate | () | subflot.rates
+must be at most 3, the network's layers, got 4$ | 4 | fedper.layers
 the network has layers 0 to 2, got 3 | 3 | fedselect.personalise
 must be one of most, least, random, conv, fc, classifier | 'fc2' | fedselect.personalise
 has 3 numbers for 2 groups of neurons | (0.5, 0.5, 0.5) | flexfl.apoz

@@ -1,9 +1,9 @@
 """What each method promises besides its formula, asked of the rows of expectations.py."""
 
 import ast
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -141,6 +141,21 @@ REFUSED = [
     for message, value, places in read_cases(RANGES, " | ")
     for place in places.split()
 ]
+
+
+def test_every_number_of_a_method_has_a_range():
+    """What a range refuses, and how it says so, is for tests/config/test_config.py."""
+    free = {"statistics", "personalise"}
+
+    def find_bare(hint: Any) -> bool:
+        if get_origin(hint) is Annotated:
+            return False
+        return hint in (int, float) or any(map(find_bare, get_args(hint)))
+
+    for name, method in METHODS.items():
+        hints = get_type_hints(method, include_extras=True)
+        keys = {field.name for field in fields(method)} - free
+        assert not [key for key in keys if find_bare(hints[key])], name
 
 
 @pytest.mark.parametrize(("name", "key", "value", "message"), REFUSED)

@@ -32,7 +32,7 @@ from fedpfl.methods import (
     KNNPer,
     PFedFDA,
 )
-from fedpfl.methods.fedpac import minimal_shares, mixture_shares
+from fedpfl.methods.fedpac import mixture_shares
 from fedpfl.methods.flute import collapse_distance
 from fedpfl.methods.pfedfda import Features
 from fedpfl.methods.shared import features
@@ -55,16 +55,10 @@ from tests.methods.reference.heads import objective
 
 @pytest.mark.parametrize(
     ("fisher", "shares"),
-    [
-        ([1.0, 3.0], [0.25, 0.75]),
-        ([5.0, 5.0], [0.5, 0.5]),
-        ([0.0, 0.0], [0.9, 0.1]),
-        ([float("inf"), 1.0], [0.9, 0.1]),
-        ([float("nan"), 1.0], [0.9, 0.1]),
-    ],
+    [((1, 3), [0.25, 0.75]), *(((value, value % 1), [0.9, 0.1]) for value in (0, math.inf))],
 )
 def test_fedas_bodies_count_by_fisher_and_without_one_by_samples(fisher, shares):
-    uploads = {"body": {"w": torch.eye(2)}, "fisher": torch.tensor(fisher)}
+    uploads = {"body": {"w": torch.eye(2)}, "fisher": torch.tensor(fisher).float()}
     server, _ = FedAS().aggregate({}, {}, None, uploads, torch.tensor([0.9, 0.1]), None)
     assert_close(server["w"], torch.tensor(shares))
 
@@ -76,18 +70,6 @@ def test_fedgen_labels_are_drawn_from_those_that_there_are():
 
 def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("count", "width"), [(1, 3), (2, 5), (5, 2), (10, 60), (40, 7)])
-def test_fedpac_the_least_shares_meet_the_optimality_conditions(seed, count, width):
-    factor = draw(count, width, seed=seed)
-    quadratic = factor @ factor.T + torch.diag(draw(count, seed=seed + 50).abs() * 0.1)
-    shares = minimal_shares(quadratic)
-    slope, value = quadratic @ shares, shares @ quadratic @ shares
-    assert (shares >= 0).all()
-    assert float(shares.sum()) == pytest.approx(1, abs=1e-12)
-    assert (slope >= value * (1 - 1e-6)).all()  # nothing to gain anywhere
 
 
 def test_fedpac_without_any_error_heads_are_shared_alike():
@@ -423,24 +405,6 @@ def test_fedfomo_exploration_ends(net):
         assert (set(seen[-2].values()) == {7}) == wanted
 
 
-@pytest.mark.parametrize("fallback", ["baseline", "keep"])
-def test_fedfomo_where_no_candidate_helps_a_client_falls_back(fallback, net, federation):
-    """To where its last training began, or to what it has; weights below 0 are told as they are."""
-    held, method = hold_out_quarter(federation), FedFomo(candidates=2, fallback=fallback)
-    state = record_states(method, net, held, [[0, 2, 4]])[-1]
-    client = state.client(2)
-    old = client["old"]["model"]
-    worse = tree.map(lambda leaf: -3 * leaf, old)
-    numbers = torch.tensor([1, 3])
-    candidates = {"model": tree.stack([worse, old]), "statistics": {}, "number": numbers}
-    client |= {"model": worse, "sent": candidates, "there": torch.ones(2, dtype=torch.bool)}
-    shard = make_shard(held, 2, 32, Draws(0, "train", 9))
-    found = method.before_training(state.server, client, net.bind({"main": {}}, True), shard)
-    assert_same(found["begun"]["model"], old if fallback == "baseline" else worse)
-    assert found["gains"][2] == 0
-    assert found["affinity"][1] < 0
-
-
 def test_ifca_models_begin_with_the_same_numbers_in_another_order(net):
     models = make_initial_state(IFCA(clusters=3), net, 10, CPU).server["models"]
     assert_same(tree.take(models, 0), net.params)
@@ -460,16 +424,3 @@ def test_ifca_a_model_without_a_finite_loss_is_nobodys(net, federation):
         state.server["models"]["fc.bias"][broken] = torch.nan
     job = find_eval_job(IFCA(clusters=3), net, federation, state, 0)
     assert_same(job.params, tree.take(state.server["models"], 2))
-
-
-def test_ifca_a_model_is_judged_by_its_own_statistics(federation):
-    """Of equal models that whose statistics fit is taken."""
-    method, net = IFCA(), tiny(norm=True)
-    trained = record_states(IFCA(clusters=1), net, federation, [[0, 2, 4]])[-1].server
-    for fits in (0, 1):
-        state = make_initial_state(method, net, 10, CPU)
-        state.server["models"] = tree.repeat(tree.take(trained["models"], 0), 2)
-        wrong = state.server["statistics"]["norm.running_var"]
-        wrong[1 - fits] = 1e6
-        job = find_eval_job(method, net, federation, state, 4)
-        assert_same(job.buffers["main"], tree.take(state.server["statistics"], fits))

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -25,8 +24,6 @@ from fedpfl.methods import (
     FjORD,
     FlexFL,
     HeteroFL,
-    PruneFL,
-    RandomDropout,
     SubFLOT,
 )
 from fedpfl.methods.shared import neurons, transport
@@ -38,7 +35,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     find_eval_job,
-    keep_quick,
     participate,
     record_rounds,
 )
@@ -196,25 +192,6 @@ def test_distillation_is_the_formula(net, federation):
     alone, value = grad_and_value(lambda params: F.cross_entropy(bound(params, x), y))(net.params)
     assert_close(drawn[0]["fc.weight"][6:], alone["fc.weight"][6:], atol=1e-6)
     assert float(loss(0.51)(net.params)) == pytest.approx(1.75 * float(value), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "method",
-    keep_quick(
-        [PruneFL, partial(HeteroFL, rounding="floor"), FedSPU, RandomDropout, FjORD, FedRolex], 2
-    ),
-    ids=lambda kind: kind().__class__.__name__,
-)
-def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries(
-    method, net, federation
-):
-    """Of widths 1/4, 1/2 and 1 Tiny has 1, 2, 4 channels and 3, 6, 12 units: 60, 169 and 549
-    scalars.
-    """
-    cohort = [0, 4, 8, 1]
-    _, outcomes = record_rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
-    for outcome in outcomes:
-        assert outcome.metrics == {"trained_share": pytest.approx((60 + 169 + 549 + 60) / 4 / 549)}
 
 
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])

@@ -218,26 +218,11 @@ CASES |= {
 }
 
 
-def hypernetwork(told_learned: Any) -> dict[str, Tensor]:
-    """By torch's names."""
-    pairs = zip(told_learned["weight"].items(), told_learned["bias"].values(), strict=True)
-    layers = {
-        f"out.{k.replace('.', '-')}": {"weight": w, "bias": b.flatten()} for (k, w), b in pairs
-    }
-    layers |= {f"mlp.{place}": own for place, own in told_learned["mlp"].items()}
-    flat = {f"{name}.{part}": leaf for name, own in layers.items() for part, leaf in own.items()}
-    return {"embedding.weight": told_learned["v"], **flat}
-
-
 def pfedhn(s: plain.Setting, method: Any) -> plain.Result:
     """From the method's own initial values."""
     net = make_world("")[0]
-    server, client = method.init(net.params, dataclasses.replace(net.parts, clients=10))
-    like, learned = tree.drop(net.params, client["head"]), server["learned"]
-    sizes = learned["v"].shape[1], method.hidden, method.depth
-    network = models.HyperNetwork(10, *sizes, like)
-    network.load_state_dict(hypernetwork(learned))
-    return models.pfedhn(s, network, method)
+    server, _ = method.init(net.params, dataclasses.replace(net.parts, clients=10))
+    return models.pfedhn(s, server["learned"], method)
 
 
 FEW = {"hidden": 10, "lr": 0.05}
@@ -246,7 +231,7 @@ CASES |= {
         method,
         pfedhn,
         tolerance=(2e-6, 1e-5),
-        extras=lambda report: {"learned": hypernetwork(report.state.server["learned"])},
+        extras=lambda report: {"learned": report.state.server["learned"]},
         extras_tolerance=(1e-6, 1e-5),
     )
     for name, method in {
@@ -439,7 +424,6 @@ CASES |= {
         ("fedproto-head-norm", "norm", m.FedProto(3.0, "final", "uniform", "head")),
     ]
 }
-POLICY = {"0.weight": "weight", "0.bias": "bias", "1.weight": "scale", "1.bias": "shift"}
 
 
 def draw_noise(t: int, i: int, epoch: int) -> Tensor:
@@ -455,18 +439,12 @@ def draw_noise(t: int, i: int, epoch: int) -> Tensor:
 def fedcp(s: plain.Setting, method: Any) -> plain.Result:
     net = make_world("")[0]
     policy = method.init(net.params, net.parts)[0]["policy"]
-    given = {theirs: policy[own] for theirs, own in POLICY.items()}
-    return heads.fedcp(s, method, given, draw_noise if method.policy_noise == "train" else None)
-
-
-def short_head(head: Any) -> Any:
-    return {name.split(".")[1]: leaf for name, leaf in head.items()}
+    return heads.fedcp(s, method, policy, draw_noise if method.policy_noise == "train" else None)
 
 
 def fedcp_server(report: RoundReport) -> Any:
-    policy = {theirs: report.state.server["policy"][own] for theirs, own in POLICY.items()}
-    body = {**report.state.server["body"], **report.state.server_buffers["main"]}
-    return {"body": body, "head": short_head(report.state.server["head"]), "policy": policy}
+    server = report.state.server
+    return {**server, "body": {**server["body"], **report.state.server_buffers["main"]}}
 
 
 def client_heads(report: RoundReport) -> list[Any]:
@@ -480,7 +458,7 @@ CASES |= {  # kernels of distances by another formula
         world,
         tolerance,
         shared=fedcp_server,
-        extras=lambda report: {"own": [short_head(head) for head in client_heads(report)]},
+        extras=lambda report: {"own": client_heads(report)},
         evaluated="logits",
         personal_tolerance=(1e-4, 1e-4),
     )
@@ -489,23 +467,19 @@ CASES |= {  # kernels of distances by another formula
         ("fedcp-off", "", (1e-5, 0.0), m.FedCP(lam=0.3, policy_noise="off")),
     ]
 }
-VALVE = {"weight": "0.weight", "bias": "0.bias", "scale": "2.weight", "shift": "2.bias"}
 
 
-def valve_modules(server: Any) -> Any:
-    """The valve and the embeddings, as the plain loops call them."""
-    parts = server["valve"].items()
-    named = {f"{part}.{VALVE[name]}": leaf for part, own in parts for name, leaf in own.items()}
-    return {"embeddings.weight": server["embeddings"], **named}
+def gpfl_extra(server: Any) -> Any:
+    return tree.select(server, ("embeddings", "valve"))
 
 
 def gpfl(s: plain.Setting, method: Any) -> plain.Result:
     net = make_world("")[0]
-    return heads.gpfl(s, method, valve_modules(method.init(net.params, net.parts)[0]))
+    return heads.gpfl(s, method, gpfl_extra(method.init(net.params, net.parts)[0]))
 
 
 def gpfl_server(report: RoundReport) -> Any:
-    return {"model": shared_model(report), "extra": valve_modules(report.state.server)}
+    return {"model": shared_model(report), "extra": gpfl_extra(report.state.server)}
 
 
 CASES |= {  # a layer normalisation and cosines divide by small numbers
@@ -546,14 +520,6 @@ CASES |= {
 }
 
 
-def generator_modules(made: Any) -> Any:
-    """By torch's names."""
-    layers = made["learned"].items()
-    learned = {f"{layer}.{k}": leaf for layer, own in layers for k, leaf in own.items()}
-    moved = made["moved"]
-    return {**learned, "norm.running_mean": moved["mean"], "norm.running_var": moved["variance"]}
-
-
 def fedgen(s: plain.Setting, method: Any) -> plain.Result:
     def drawn(t: int, labels: list[int]) -> Any:
         shape = method.steps, method.batch, 1 + method.noise
@@ -563,9 +529,8 @@ def fedgen(s: plain.Setting, method: Any) -> plain.Result:
     def random(t: int, i: int, epoch: int) -> Tensor:
         return draw_randoms(t, i, epoch, 2 * method.noise + 1)
 
-    net, made = make_world("")[0], heads.Generator(method.noise, method.hidden)
-    first = method.init(net.params, net.parts)[0]["generator"]
-    made.load_state_dict(generator_modules(first), strict=False)
+    net = make_world("")[0]
+    made = method.init(net.params, net.parts)[0]["generator"]
     return heads.fedgen(s, made, method, random, drawn)
 
 
@@ -576,7 +541,7 @@ CASES |= {  # Adam divides small gradients by their size, which amplifies roundi
         fedgen,
         tolerance=(5e-6, 0.0),
         shared=lambda report: {**report.state.server["body"], **report.state.server["head"]},
-        extras=lambda report: {"generator": generator_modules(report.state.server["generator"])},
+        extras=lambda report: {"generator": report.state.server["generator"]},
         extras_tolerance=(2e-5, 1e-4),
     )
     for name, method in {

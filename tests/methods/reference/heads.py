@@ -5,7 +5,6 @@ Sources: CVPR 2024 (FedAS), arXiv:2107.00778 (FedRoD), 2406.04596 (FLUTE), 2306.
 (FedDBE), 2105.10056 (FedGen), 2403.03333 (FLOCO), 2411.00329 (pFedFDA).
 """
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -303,32 +302,6 @@ def fedproto(s: Setting, method: Any) -> Result:
     )
 
 
-class Conditional(nn.Module):
-    """FedCP's parts: body, head, policy network, and the frozen global head."""
-
-    def __init__(self, s: Setting, server: dict[str, Weights], head: Weights):
-        super().__init__()
-        self.body = copy.deepcopy(s.module)
-        self.body.classifier = nn.Identity()
-        self.body.load_state_dict(server["body"])
-        self.head, self.shared = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
-        self.cpn = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.LayerNorm(2 * WIDTH), nn.ReLU())
-        self.head.load_state_dict(head)
-        self.shared.load_state_dict(server["head"])
-        self.shared.requires_grad_(False)
-        self.cpn.load_state_dict(server["policy"])
-        rows = self.head.weight.detach().clone().sum(0)  # the context, of length 1
-        self.v = rows / rows.norm()
-
-    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return logits and features; noise: Gumbel's, `[batch, 2, d]`."""
-        h = self.body(x)
-        both = torch.stack(self.cpn(h * self.v).chunk(2, 1), 1)
-        both = (both if noise is None else both + noise).exp()
-        r, s = (both / both.sum(1, keepdim=True)).unbind(1)
-        return self.head(r * h) + self.shared(s * h), h
-
-
 def kernel_mmd(a: Tensor, b: Tensor) -> Tensor:
     """Over all pairs, those of a sample with itself included."""
 
@@ -343,92 +316,95 @@ def fedcp(s: Setting, method: Any, policy: Weights, noise: Callable | None) -> R
     """`policy`: the initial network. `noise(t, i, epoch)`: Gumbel's, `[samples, 2, d]`, in an
     epoch's order.
     """
-    body = plain.pick(s.initial, lambda name: not name.startswith("classifier"))
-    head = {k.split(".")[1]: s.initial[k] for k in HEAD}
+    body, head = plain.pick(s.initial, is_body), plain.pick(s.initial, is_head)
     heads, received, lam = s.each(head), {}, method.lam
 
-    def local(model: Conditional, turn: Turn) -> dict[str, Weights]:
-        received["head"] = turn.shared["head"]
-        reference = copy.deepcopy(model.body).eval()
+    def predict(
+        model: nn.Module, policy: Weights, v: Tensor, x: Tensor, drawn: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits and features; v: the context. drawn: Gumbel's noise, `[batch, 2, d]`."""
+        h = plain.features(model, x)
+        hidden = F.linear(h * v, policy["weight"], policy["bias"])
+        hidden = F.layer_norm(hidden, hidden.shape[1:], policy["scale"], policy["shift"]).relu()
+        both = torch.stack(hidden.chunk(2, 1), 1)
+        both = (both if drawn is None else both + drawn).exp()
+        r, s = (both / both.sum(1, keepdim=True)).unbind(1)
+        return model.classifier(r * h) + F.linear(s * h, *received["head"].values()), h
 
-        def loss(model: Conditional, x: Tensor, y: Tensor, drawn: Tensor | None = None) -> Tensor:
-            logits, h = model(x, drawn)
-            with torch.no_grad():
-                target = reference(x)
+    def context(head: Weights) -> Tensor:
+        rows = head[HEAD[0]].sum(0)
+        return rows / rows.norm()
+
+    def local(parts: tuple[Weights, Weights], turn: Turn) -> dict[str, Weights]:
+        policy, v = plain.trainable(parts[1]), context(parts[0])
+        model, reference = plain.load(s, parts[0]).train(), plain.still(s, parts[0])
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor, drawn: Tensor | None = None) -> Tensor:
+            logits, h = predict(model, policy, v, x, drawn)
+            target = plain.features(reference, x)
             return F.cross_entropy(logits, y) + (lam * kernel_mmd(h, target) if lam else 0.0)
 
         batches = plain.minibatches(s, turn, range(s.epochs), noise)
-        model = plain.fit(s, copy.deepcopy(model).train(), batches, loss)
-        heads[turn.i] = plain.values_of(model.head)
-        parts = {"body": model.body, "policy": model.cpn}
-        sent = {k: plain.values_of(part) for k, part in parts.items()}
-        old = turn.shared["head"]
-        return sent | {"head": {k: heads[turn.i][k] / 2 + old[k] / 2 for k in old}}
+        everything = [{"params": [*model.parameters(), *policy.values()]}]
+        end = plain.values_of(plain.fit(s, model, batches, loss, everything))
+        heads[turn.i] = plain.pick(end, is_head)
+        mean_head = {k: heads[turn.i][k] / 2 + received["head"][k] / 2 for k in HEAD}
+        sent = {"body": plain.pick(end, is_body), "head": mean_head}
+        return sent | {"policy": plain.detached(policy)}
 
-    def logits(model: Conditional, i: int) -> Tensor:
+    def logits(parts: tuple[Weights, Weights], i: int) -> Tensor:
         with torch.no_grad():
-            return copy.deepcopy(model).eval()(s.clients[i].test_x)[0]
+            values = plain.still(s, parts[0]), parts[1], context(parts[0])
+            return predict(*values, s.clients[i].test_x)[0]
 
-    def begin(turn: Turn) -> Conditional:
-        return Conditional(s, turn.shared, heads[turn.i])
-
-    def after(i: int, trained: dict[str, Weights]) -> Conditional:
-        return Conditional(s, trained | {"head": received["head"]}, heads[i])
+    def begin(turn: Turn) -> tuple[Weights, Weights]:
+        received["head"] = turn.shared["head"]
+        return {**turn.shared["body"], **heads[turn.i]}, turn.shared["policy"]
 
     return plain.play(
         s,
         local,
         begin,
         personal=lambda turn: {"logits": logits(begin(turn), turn.i)},
-        after=after,
-        judge=lambda model, i: plain.count_hits(logits(model, i), s.clients[i].test_y),
+        after=lambda i, end: ({**end["body"], **heads[i]}, end["policy"]),
+        judge=lambda parts, i: plain.count_hits(logits(parts, i), s.clients[i].test_y),
         shared={"body": body, "head": head, "policy": policy},
         extras=lambda _: {"own": [dict(own) for own in heads.values()]},
     )
 
 
-class Valve(nn.Module):
-    """GPFL's conditional valve and class embeddings."""
+def open_valve(valve: dict[str, Weights], z: Tensor, condition: Tensor) -> Tensor:
+    """GPFL's conditional valve."""
 
-    def __init__(self, values: Weights):
-        super().__init__()
-        self.embeddings = nn.Embedding(CLASSES, WIDTH)
-        for name in ("gamma", "beta"):
-            part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH))
-            setattr(self, name, part)
-        self.load_state_dict(values)
+    def layer(own: Weights) -> Tensor:
+        activations = F.linear(condition, own["weight"], own["bias"]).relu()
+        return F.layer_norm(activations, (WIDTH,), own["scale"], own["shift"])
 
-    def forward(self, z: Tensor, condition: Tensor) -> Tensor:
-        return torch.relu(z * (self.gamma(condition) + 1) + self.beta(condition))
+    return torch.relu(z * (layer(valve["gamma"]) + 1) + layer(valve["beta"]))
 
 
-def gpfl(s: Setting, method: Any, extra: Weights) -> Result:
+def gpfl(s: Setting, method: Any, extra: dict[str, Any]) -> Result:
     """`extra`: initial values of the valve and the embeddings."""
     heads, now = s.each(plain.pick(s.initial, is_head)), {}
 
-    def condition(embeddings: Tensor, i: int) -> Tensor:
-        counts = class_counts(s, i)
-        return counts / counts.sum() @ embeddings
+    def logits(parts: tuple[Weights, Any, Tensor], i: int) -> Tensor:
+        model = plain.still(s, parts[0])
+        z = plain.features(model, s.clients[i].test_x)
+        return model.classifier(open_valve(parts[1]["valve"], z, parts[2]))
 
-    def logits(parts: tuple[Weights, Weights, Tensor], i: int) -> Tensor:
-        model, valve = plain.still(s, parts[0]), Valve(parts[1])
-        with torch.no_grad():
-            z = plain.features(model, s.clients[i].test_x)
-            return model.classifier(valve(z, parts[2]))
+    def begin(turn: Turn) -> tuple[Weights, Any, Tensor]:
+        counts = class_counts(s, turn.i)
+        now[turn.i] = counts / counts.sum() @ turn.shared["extra"]["embeddings"]
+        return {**turn.shared["model"], **heads[turn.i]}, turn.shared["extra"], now[turn.i]
 
-    def begin(turn: Turn) -> tuple[Weights, Weights, Tensor]:
-        values = turn.shared["extra"]
-        now[turn.i] = condition(values["embeddings.weight"], turn.i)
-        return {**turn.shared["model"], **heads[turn.i]}, values, now[turn.i]
-
-    def local(parts: tuple[Weights, Weights, Tensor], turn: Turn) -> dict[str, Weights]:
-        model, valve, own = plain.load(s, parts[0]).train(), Valve(parts[1]), parts[2]
-        frozen = parts[1]["embeddings.weight"].clone()
+    def local(parts: tuple[Weights, Any, Tensor], turn: Turn) -> dict[str, Weights]:
+        model, extra, own = plain.load(s, parts[0]).train(), plain.trainable(parts[1]), parts[2]
+        frozen = parts[1]["embeddings"]
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             z = plain.features(model, x)
-            personal, generic = valve(z, own), valve(z, frozen.mean(0))
-            rows = valve.embeddings.weight
+            personal, generic = (open_valve(extra["valve"], z, u) for u in (own, frozen.mean(0)))
+            rows = extra["embeddings"]
             cosines = [F.cosine_similarity(generic, row.expand_as(generic)) for row in rows]
             gap = generic - frozen[y]
             distance = torch.linalg.norm(gap, dim=1).mean()
@@ -437,12 +413,12 @@ def gpfl(s: Setting, method: Any, extra: Weights) -> Result:
             value = F.cross_entropy(model.classifier(personal), y)
             return value + F.cross_entropy(torch.stack(cosines, 1), y) + method.lam * distance
 
-        decay = {"params": list(valve.parameters()), "weight_decay": s.weight_decay + method.mu}
+        decay = {"params": plain.leaves_of(extra), "weight_decay": s.weight_decay + method.mu}
         groups = [{"params": list(model.parameters())}, decay]
         plain.fit(s, model, plain.minibatches(s, turn, range(s.epochs)), loss, groups)
         end = plain.values_of(model)
         heads[turn.i] = plain.pick(end, is_head)
-        return {"model": end, "extra": plain.values_of(valve)}
+        return {"model": end, "extra": plain.detached(extra)}
 
     return plain.play(
         s,
@@ -506,17 +482,13 @@ def feddbe(s: Setting, method: Any, first: Order) -> Result:
     )
 
 
-class Generator(nn.Module):
-    """FedGen's features of labels and noise."""
-
-    def __init__(self, noise: int, hidden: int):
-        super().__init__()
-        self.first, self.norm = nn.Linear(noise + CLASSES, hidden), nn.BatchNorm1d(hidden)
-        self.last = nn.Linear(hidden, WIDTH)
-
-    def forward(self, y: Tensor, noise: Tensor) -> Tensor:
-        target_features = torch.cat([noise, F.one_hot(y, CLASSES).float()], 1)
-        return self.last(self.norm(self.first(target_features)).relu())
+def generate(made: dict[str, Any], y: Tensor, noise: Tensor, is_training: bool) -> Tensor:
+    """FedGen's features of labels and noise; in training the statistics move."""
+    learned, moved = made["learned"], made["moved"]
+    hidden = F.linear(torch.cat([noise, F.one_hot(y, CLASSES).float()], 1), **learned["first"])
+    statistics = moved["mean"], moved["variance"]
+    hidden = F.batch_norm(hidden, *statistics, **learned["norm"], training=is_training)
+    return F.linear(hidden.relu(), **learned["last"])
 
 
 def diversity(z: Tensor, noise: Tensor) -> Tensor:
@@ -524,14 +496,14 @@ def diversity(z: Tensor, noise: Tensor) -> Tensor:
     return torch.exp(-gap.sum() / len(z) ** 2)
 
 
-def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: Any) -> Result:
+def fedgen(s: Setting, made: dict[str, Any], method: Any, random: Any, drawn: Any) -> Result:
     """`random(t, i, epoch)`: numbers `[samples, 2 noise + 1]` in an epoch's order, noise for the
     sample's label, noise for another label, and by which that is drawn. `drawn(t, labels)`: the
     server's batches of labels and noise.
     """
-    m, generator, seen = method, copy.deepcopy(generator), torch.zeros(CLASSES)
-    values = {"lr": m.lr, "weight_decay": m.weight_decay}
-    optimizer = torch.optim.Adam(generator.parameters(), **values)
+    m, seen = method, torch.zeros(CLASSES)
+    made = {"learned": plain.trainable(made["learned"]), "moved": plain.detached(made["moved"])}
+    optimizer = torch.optim.Adam(plain.leaves_of(made["learned"]), weight_decay=m.weight_decay)
 
     def draw_label(number: float) -> int:
         """Return the label at this place of the distribution."""
@@ -554,14 +526,13 @@ def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: An
             if turn.t == 1:
                 return value
             with torch.no_grad():
-                target = model.classifier(generator(y, own[:, : m.noise])).softmax(1)
+                target = model.classifier(generate(made, y, own[:, : m.noise], False)).softmax(1)
                 label = torch.tensor([draw_label(float(number)) for number in own[:, -1]])
-                generated = generator(label, own[:, m.noise : 2 * m.noise])
+                generated = generate(made, label, own[:, m.noise : 2 * m.noise], False)
             value = value + other_weight * F.cross_entropy(model.classifier(generated), label)
             distilled = F.kl_div(logits.log_softmax(1), target, reduction="batchmean")
             return value + own_weight * distilled
 
-        generator.eval()
         batches = plain.minibatches(s, turn, range(s.epochs), random)
         return plain.values_of(plain.fit(s, plain.load(s, w).train(), batches, loss))
 
@@ -569,10 +540,9 @@ def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: An
         nonlocal seen
         table = torch.stack([class_counts(s, i) for i in trained])
         models = [plain.load(s, end) for end in trained.values()]
-        generator.train()
         optimizer.param_groups[0]["lr"] = m.lr * m.decay ** (t - 1)
         for y, noise in drawn(t, (table.sum(0) > 0).nonzero().flatten().tolist()):
-            generated = generator(y, noise)
+            generated = generate(made, y, noise, True)
             answers = torch.stack([model.classifier(generated) for model in models])
             losses = torch.stack([F.cross_entropy(a, y, reduction="none") for a in answers])
             loss = (table[:, y] / table[:, y].sum(0) * losses).sum(0).mean()
@@ -584,7 +554,7 @@ def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: An
         seen = seen + table.sum(0)
         return plain.average(s, trained)
 
-    return plain.play(s, local, merge=merge, extras=lambda _: {"generator": generator.state_dict()})
+    return plain.play(s, local, merge=merge, extras=lambda _: {"generator": plain.detached(made)})
 
 
 def project(point: np.ndarray, z: float) -> np.ndarray:

@@ -9,7 +9,6 @@ TPDS 34(2), 2023 (pFedSD), 2006.08848 (pFedMe, Algorithm 1), 2002.07948 (Per-Fed
 2403.12313 (FFA-LoRA), 2503.11880 (FedALT), 2601.11219 (SDFLoRA, as far as it could be read).
 """
 
-import copy
 import itertools
 import statistics
 from collections.abc import Callable
@@ -477,39 +476,31 @@ def fedala(s: Setting, layers: tuple[str, ...], method: Any, draw: Any, adapt: A
     return plain.play(s, plain.train_and_keep(s, own), begin, personal=personal)
 
 
-class HyperNetwork(nn.Module):
-    """An embedding per client, an MLP, a linear map per generated tensor."""
-
-    def __init__(self, clients: int, embed: int, hidden: int, depth: int, like: Weights):
-        super().__init__()
-        self.shapes = {name: value.shape for name, value in like.items()}
-        self.embedding = nn.Embedding(clients, embed)
-        deeper = (nn.Linear(hidden, hidden) for _ in range(depth))
-        self.mlp = nn.ModuleList([nn.Linear(embed, hidden), *deeper])
-        out = {k.replace(".", "-"): nn.Linear(hidden, v.numel()) for k, v in like.items()}
-        self.out = nn.ModuleDict(out)
-
-    def forward(self, i: int) -> Weights:
-        z = self.mlp[0](self.embedding(torch.tensor(i)))
-        for layer in self.mlp[1:]:
-            z = layer(z.relu())
-        shapes = self.shapes.items()
-        return {name: self.out[name.replace(".", "-")](z).view(shape) for name, shape in shapes}
-
-
-def pfedhn(s: Setting, network: HyperNetwork, method: Any) -> Result:
-    """Whose clients come one by one if the method says so."""
-    m, network = method, copy.deepcopy(network)
-    table = network.embedding.weight
-    phi = [p for p in network.parameters() if p is not table]
+def pfedhn(s: Setting, learned: dict[str, Any], method: Any) -> Result:
+    """`learned`: initial embeddings `v`, an `mlp`, and a linear map for each generated tensor.
+    Clients come one by one if the method says so.
+    """
+    m, learned = method, plain.trainable(learned)
+    table, everything = learned["v"], plain.leaves_of(learned)
+    phi = [p for p in everything if p is not table]
     groups = [{"params": phi}, {"params": [table], "lr": m.embedding_lr or m.lr}]
     values = {"momentum": m.momentum, "weight_decay": m.weight_decay}
     optimizer = torch.optim.SGD(groups, lr=m.lr, **values)
     heads = s.each(plain.pick(s.initial, lambda name: name in HEAD and m.variant == "pc"))
 
+    def network(i: int) -> Weights:
+        first, *deeper = learned["mlp"].values()
+        z = F.linear(table[i], **first)
+        for layer in deeper:
+            z = F.linear(z.relu(), **layer)
+        weights = learned["weight"].items()
+        return {
+            name: (w @ z).view_as(learned["bias"][name]) + learned["bias"][name]
+            for name, w in weights
+        }
+
     def model(i: int) -> Weights:
-        with torch.no_grad():
-            return {**{k: v.clone() for k, v in network(i).items()}, **heads[i]}
+        return {**plain.detached(network(i)), **heads[i]}
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         optimizer.zero_grad()
@@ -518,7 +509,7 @@ def pfedhn(s: Setting, network: HyperNetwork, method: Any) -> Result:
             slopes = [(made[k].detach() - end[k]) / len(trained) for k in made]
             torch.autograd.backward([made[k] for k in made], slopes)
             heads[i] = plain.pick(end, lambda name, i=i: name in heads[i])
-        torch.nn.utils.clip_grad_norm_(network.parameters(), m.clip or 1e9)
+        torch.nn.utils.clip_grad_norm_(everything, m.clip or 1e9)
         others = [i for i in s.everyone if i not in trained]
         kept, speed = table.detach()[others].clone(), optimizer.state[table].get("momentum_buffer")
         kept_speed = torch.zeros_like(kept) if speed is None else speed[others].clone()
@@ -534,7 +525,7 @@ def pfedhn(s: Setting, network: HyperNetwork, method: Any) -> Result:
         s,
         begin=lambda turn: model(turn.i),
         merge=merge,
-        extras=lambda _: {"learned": plain.values_of(network)},
+        extras=lambda _: {"learned": plain.detached(learned)},
         groups=lambda t, cohort: [[i] for i in cohort] if m.order == "sequential" else [cohort],
     )
 

@@ -248,6 +248,27 @@ def stack(rows: Iterable[Weights]) -> Weights:
     return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
 
 
+def map_leaves(f: Callable[[Tensor], Any], values: Any) -> Any:
+    """Apply `f` to the tensors of nested dicts."""
+    if not isinstance(values, dict):
+        return f(values)
+    return {name: map_leaves(f, part) for name, part in values.items()}
+
+
+def leaves_of(values: Any) -> list[Tensor]:
+    if not isinstance(values, dict):
+        return [values]
+    return [leaf for part in values.values() for leaf in leaves_of(part)]
+
+
+def trainable(values: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.detach().clone().requires_grad_(), values)
+
+
+def detached(values: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.detach().clone(), values)
+
+
 def flat(weights: Weights, names: Iterable[str]) -> Tensor:
     return torch.cat([weights[name].double().flatten() for name in names])
 
