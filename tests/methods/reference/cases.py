@@ -490,7 +490,7 @@ CASES |= {  # a layer normalisation and cosines divide by small numbers
         tolerance=(2e-5, 1e-4),
         shared=gpfl_server,
         extras=lambda report: {"head": client_heads(report)},
-        evaluated="",
+        evaluated="logits",
     )
     for name, world, method in [
         ("gpfl-frobenius", "", m.GPFL()),

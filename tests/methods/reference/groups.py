@@ -148,8 +148,7 @@ def fedamp(s: Setting, method: Any) -> Result:
         return own[turn.i] | cloud if m.start_from == "cloud" else own[turn.i]
 
     def local(w: Weights, turn: Turn) -> Weights:
-        own[turn.i] = plain.train(s, w, turn, anchor=clouds.get(turn.i), lam=m.pull)
-        return own[turn.i]
+        return plain.train(s, w, turn, anchor=clouds.get(turn.i), lam=m.pull)
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         if m.pool == "last_round":
@@ -158,7 +157,7 @@ def fedamp(s: Setting, method: Any) -> Result:
         participated.update(trained)
         return {}
 
-    return plain.play(s, local, begin, merge, personal=lambda turn: own[turn.i])
+    return plain.play(s, local, begin, merge, own=own)
 
 
 def fedfomo(s: Setting, method: Any) -> Result:
@@ -197,20 +196,13 @@ def fedfomo(s: Setting, method: Any) -> Result:
         return starts_of[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
-        own.update(trained)
         old.update({i: starts_of[i] for i in trained})
         trained_ever.update(trained)
         offered[:] = sorted(trained_ever) if method.pool == "all" else list(trained)
         return {}
 
-    return plain.play(
-        s,
-        begin=begin,
-        merge=merge,
-        personal=lambda turn: own[turn.i],
-        extras=lambda _: {"affinity": affinity},
-        result=result,
-    )
+    told = {"extras": lambda _: {"affinity": affinity}, "result": result}
+    return plain.play(s, None, begin, merge, own=own, **told)
 
 
 def apple(s: Setting, method: Any, rounds: int) -> Result:

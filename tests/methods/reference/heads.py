@@ -64,8 +64,7 @@ def fedas(s: Setting, method: Any, order: Order) -> Result:
         if turn.i in models or m.first != "skip":
             old = models.get(turn.i, s.initial if m.first == "init" else start)
             start = align(start, class_means(s, old, turn.i), turn)
-        models[turn.i] = plain.train(s, start, turn)
-        return models[turn.i]
+        return plain.train(s, start, turn)
 
     def fisher(weights: Weights, i: int) -> float:
         client, model, total = s.clients[i], plain.load(s, weights).eval(), 0.0
@@ -83,7 +82,7 @@ def fedas(s: Setting, method: Any, order: Order) -> Result:
     def personal(turn: Turn) -> Weights:
         return models.get(turn.i, s.initial) if m.judge == "stored" else received(turn)
 
-    return plain.play(s, local, received, merge, personal)
+    return plain.play(s, local, received, merge, personal, own=models)
 
 
 def fedrod(s: Setting, method: Any) -> Result:
@@ -120,14 +119,8 @@ def fedrod(s: Setting, method: Any) -> Result:
         z = plain.features(model, s.clients[i].test_x)
         return plain.count_hits(model.classifier(z) + z @ weight.T + bias, s.clients[i].test_y)
 
-    return plain.play(
-        s,
-        local,
-        begin=lambda turn: parts(turn.shared, turn.i),
-        personal=lambda turn: {"w": turn.shared, "q": heads.get(turn.i, none)},
-        after=lambda i, trained: parts(trained, i),
-        judge=judge,
-    )
+    personal = lambda turn: {"w": turn.shared, "q": heads.get(turn.i, none)}  # noqa: E731
+    return plain.play(s, local, personal=personal, judge=judge, parts=parts)
 
 
 def collapse(weight: Tensor, present: Tensor) -> Tensor:
@@ -298,7 +291,6 @@ def fedproto(s: Setting, method: Any) -> Result:
         merge=merge,
         judge=lambda w, i: int((predict(w, i) == s.clients[i].test_y).sum()),
         extras=extras,
-        is_everyone_judged=True,
     )
 
 
@@ -365,9 +357,8 @@ def fedcp(s: Setting, method: Any, policy: Weights, noise: Callable | None) -> R
         s,
         local,
         begin,
-        personal=lambda turn: {"logits": logits(begin(turn), turn.i)},
         after=lambda i, end: ({**end["body"], **heads[i]}, end["policy"]),
-        judge=lambda parts, i: plain.count_hits(logits(parts, i), s.clients[i].test_y),
+        logits=logits,
         shared={"body": body, "head": head, "policy": policy},
         extras=lambda _: {"own": [dict(own) for own in heads.values()]},
     )
@@ -425,10 +416,9 @@ def gpfl(s: Setting, method: Any, extra: dict[str, Any]) -> Result:
         local,
         begin,
         after=lambda i, end: (end["model"], end["extra"], now[i]),
-        judge=lambda parts, i: plain.count_hits(logits(parts, i), s.clients[i].test_y),
+        logits=logits,
         shared={"model": s.initial, "extra": extra},
         extras=lambda _: {"head": [dict(head) for head in heads.values()]},
-        is_everyone_judged=True,
     )
 
 
@@ -476,8 +466,7 @@ def feddbe(s: Setting, method: Any, first: Order) -> Result:
     return plain.play(
         s,
         lambda w, turn: step_through(w, turn, s.order, target)[0],
-        personal=lambda turn: {"logits": logits(turn.shared, turn.i)},
-        judge=lambda weights, i: plain.count_hits(logits(weights, i), s.clients[i].test_y),
+        logits=logits,
         extras=lambda _: {"mean": target, "u": torch.stack([*u.values()])},
     )
 
@@ -655,9 +644,7 @@ def floco(s: Setting, method: Any, ends: Tensor, random: Any, order: Order) -> R
             private[turn.i] = descend(old, turn, s, random("train"), epochs, anchor=turn.shared)
         return end
 
-    def after(i: int, end: Weights) -> Weights:
-        return personal(Turn(0, i, end))
-
+    after = lambda i, end: personal(Turn(0, i, end))  # noqa: E731
     return plain.play(s, local, begin, personal=personal, after=after, shared=starts)
 
 
@@ -771,19 +758,6 @@ def pfedfda(s: Setting, mean: Tensor) -> Result:
         model = plain.still(s, with_head(server["body"], *found, turn.i))
         return {"logits": model(client.test_x)}
 
-    def judge(report: Any, i: int) -> int:
-        x, y = s.clients[i].test_x, s.clients[i].test_y
-        return plain.count_hits(
-            report["logits"] if "logits" in report else plain.still(s, report)(x), y
-        )
-
-    return plain.play(
-        s,
-        local,
-        begin,
-        personal=personal,
-        after=lambda i, end: end["body"],
-        judge=judge,
-        shared={"body": s.initial, "mean": mean, "cov": torch.eye(mean.shape[1])},
-        is_everyone_judged=True,
-    )
+    shared = {"body": s.initial, "mean": mean, "cov": torch.eye(mean.shape[1])}
+    after = lambda i, end: end["body"]  # noqa: E731
+    return plain.play(s, local, begin, personal=personal, after=after, shared=shared)

@@ -75,9 +75,7 @@ def fedobp(s: Setting, method: Any) -> Result:
     def extras(_: Any) -> dict[str, Weights]:
         return {"own": plain.stack({k: w[k] for k in scored} for w in own.values())}
 
-    return plain.play(
-        s, plain.train_and_keep(s, own), begin, personal=mix, extras=extras, result=result
-    )
+    return plain.play(s, None, begin, personal=mix, extras=extras, result=result, own=own)
 
 
 def fedobp_choosing(s: Setting, method: Any) -> Result:
@@ -121,7 +119,7 @@ def fedobp_choosing(s: Setting, method: Any) -> Result:
         result.extras.append({"q": now, "shares": torch.tensor(shares)})
         return plain.average(s, trained)
 
-    return plain.play(s, plain.train_and_keep(s, own), begin, merge, result=result)
+    return plain.play(s, None, begin, merge, begin, result=result, own=own)
 
 
 def fisher(s: Setting, weights: Weights, i: int, size: int = 1) -> Weights:
@@ -246,7 +244,7 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
 
     def local(w: Weights, turn: Turn) -> Weights:
         i, old_masks[turn.i] = turn.i, masks[turn.i]
-        trained_models[i] = end = alternate(w, masks[i], turn)
+        end = alternate(w, masks[i], turn)
         is_round = m.delta == "round"
         reference_model = w if is_round else reference[i]
         if is_round or (played[i] > 0 and played[i] % m.every == 0):
@@ -262,9 +260,7 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
             kept_models[i] = {**end, **where(old_masks[i], end, new)}
         return new
 
-    return plain.play(
-        s, local, begin, merge, personal=lambda turn: trained_models[turn.i], result=result
-    )
+    return plain.play(s, local, begin, merge, result=result, own=trained_models)
 
 
 def pspfl(s: Setting, method: Any) -> Result:
@@ -289,7 +285,7 @@ def pspfl(s: Setting, method: Any) -> Result:
         shared = {k: turn.shared[k] for k in s.names}
         return own.get(turn.i, {**s.initial, **shared})
 
-    return plain.play(s, plain.train_and_keep(s, own), begin, merge, personal, result=result)
+    return plain.play(s, None, begin, merge, personal, result=result, own=own)
 
 
 def seqfededt(s: Setting, method: Any, turns: Callable[[int, int], list[int]]) -> Result:
@@ -313,10 +309,11 @@ def seqfededt(s: Setting, method: Any, turns: Callable[[int, int], list[int]]) -
 
     return plain.play(
         s,
-        plain.train_and_keep(s, own),
+        None,
         begin,
         merge,
         personal=lambda turn: own.get(turn.i, {**s.initial, **turn.shared}),
+        own=own,
         shared=plain.pick(s.initial, lambda name: name in s.names),
         groups=lambda t, cohort: [[cohort[place]] for place in turns(t, len(cohort))],
         result=result,
@@ -389,12 +386,6 @@ def fedpurin(s: Setting, method: Any) -> Result:
         result.extras.append({"partners": torch.tensor(partners), "counts": torch.tensor(counts)})
         return plain.average(s, trained)
 
-    return plain.play(
-        s,
-        local,
-        begin,
-        merge,
-        personal=lambda turn: judged[turn.i],
-        after=lambda i, _: judged[i],
-        result=result,
-    )
+    personal = lambda turn: judged[turn.i]  # noqa: E731
+    after = lambda i, _: judged[i]  # noqa: E731
+    return plain.play(s, local, begin, merge, personal, after, result=result)

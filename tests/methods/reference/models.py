@@ -114,7 +114,7 @@ def feddyn(s: Setting, method: Any) -> Result:
             for name, p in model.named_parameters():
                 p.grad += alpha * (p.detach() - w[name]) - g[i][name]
 
-        last_models[i] = end = plain.train(s, w, turn, after_gradient=add_terms)
+        end = plain.train(s, w, turn, after_gradient=add_terms)
         g[i] = {k: g[i][k] - alpha * (end[k] - w[k]) for k in w}
         return end
 
@@ -127,13 +127,8 @@ def feddyn(s: Setting, method: Any) -> Result:
         models["cloud"] = {k: models["cohort"][k] - h[k] / alpha for k in shared}
         return models["cloud"]
 
-    return plain.play(
-        s,
-        local,
-        merge=merge,
-        personal=lambda turn: models[method.judge],
-        extras=lambda _: {"g": plain.stack([*g.values()])},
-    )
+    told = {"extras": lambda _: {"g": plain.stack(g.values())}, "own": last_models}
+    return plain.play(s, local, merge=merge, personal=lambda turn: models[method.judge], **told)
 
 
 def scaffold(s: Setting, method: Any) -> Result:
@@ -182,11 +177,10 @@ def moon(s: Setting, method: Any) -> Result:
             apart = F.cross_entropy(torch.stack(cosines, 1) / method.tau, first)
             return value + method.mu * apart
 
-        previous[turn.i] = plain.train(s, shared, turn, loss=loss)
-        return previous[turn.i]
+        return plain.train(s, shared, turn, loss=loss)
 
     rows = lambda _: {"last": plain.stack([previous.get(i, s.initial) for i in s.everyone])}  # noqa: E731
-    return plain.play(s, local, extras=rows)
+    return plain.play(s, local, extras=rows, own=previous)
 
 
 def squared_mmd(f: Tensor, g: Tensor) -> Tensor:
@@ -245,16 +239,13 @@ def pfedsd(s: Setting, method: Any) -> Result:
             apart = F.kl_div(F.log_softmax(logits / tau, 1), target, reduction="batchmean")
             return F.cross_entropy(logits, y) + method.lam * tau**2 * apart
 
-        own[turn.i] = plain.train(s, w, turn, loss=loss)
-        teachers[turn.i] = own[turn.i]
-        return own[turn.i]
+        teachers[turn.i] = plain.train(s, w, turn, loss=loss)
+        return teachers[turn.i]
 
-    return plain.play(
-        s,
-        local,
-        begin=lambda turn: {**own[turn.i], **plain.pick(turn.shared, lambda name: name in s.names)},
-        personal=lambda turn: own[turn.i],
-    )
+    def begin(turn: Turn) -> Weights:
+        return own[turn.i] | plain.pick(turn.shared, lambda name: name in s.names)
+
+    return plain.play(s, local, begin, own=own)
 
 
 def uniform_parameters(s: Setting, trained: dict[int, Weights]) -> Weights:
@@ -414,18 +405,10 @@ def apfl(s: Setting, method: Any) -> Result:
         is_cold = m.cold_start == "global" and i not in have_moved
         return shared, dict(own[i]), 0.0 if is_cold else alphas[i]
 
-    return plain.play(
-        s,
-        local,
-        begin=lambda turn: parts_of(turn.shared, turn.i),
-        personal=lambda turn: {"logits": predict(parts_of(turn.shared, turn.i), turn.i)},
-        after=lambda i, trained: parts_of(trained, i),
-        judge=lambda it, i: plain.count_hits(predict(it, i), s.clients[i].test_y),
-        extras=lambda _: {
-            "alpha": torch.tensor([*alphas.values()]),
-            "v": plain.stack(own.values()),
-        },
-    )
+    def extras(_: Any) -> dict[str, Any]:
+        return {"alpha": torch.tensor([*alphas.values()]), "v": plain.stack(own.values())}
+
+    return plain.play(s, local, parts=parts_of, logits=predict, extras=extras)
 
 
 def fedala(s: Setting, layers: tuple[str, ...], method: Any, draw: Any, adapt: Any) -> Result:
@@ -473,7 +456,7 @@ def fedala(s: Setting, layers: tuple[str, ...], method: Any, draw: Any, adapt: A
             return turn.shared
         return merged(turn.shared, turn.i, learn(turn.shared, turn.i, adapt(turn.t, turn.i))[0])
 
-    return plain.play(s, plain.train_and_keep(s, own), begin, personal=personal)
+    return plain.play(s, None, begin, personal=personal, own=own)
 
 
 def pfedhn(s: Setting, learned: dict[str, Any], method: Any) -> Result:
@@ -579,7 +562,7 @@ def knn_per(s: Setting, method: Any) -> Result:
         chosen[i] = lam
         return plain.count_hits(lam * votes + (1 - lam) * own, client.test_y)
 
-    result = plain.play(s, judge=judge, is_everyone_judged=True)
+    result = plain.play(s, judge=judge)
     result.counts = [len(set(chosen.values()))]
     return result
 

@@ -70,8 +70,8 @@ class Setting:
 
 @dataclass
 class Result:
-    """After every round: the global weights, each watched client's personal ones, what else is
-    told, and what these clients get right; per round and cohort member: hits.
+    """After every round: the global weights, each watched client's personal ones, and what else is
+    told; per round and cohort member: hits.
 
     margins: how far, relatively, anything lies from a threshold. counts: entries at each selection.
     """
@@ -79,7 +79,6 @@ class Result:
     shared: list[Any] = field(default_factory=list)
     personal: list[Any] = field(default_factory=list)
     extras: list[dict[str, Any]] = field(default_factory=list)
-    everyone: list[list[int]] = field(default_factory=list)
     before: list[list[int]] = field(default_factory=list)
     after: list[list[int]] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
@@ -276,28 +275,40 @@ def flat(weights: Weights, names: Iterable[str]) -> Tensor:
 def play(
     s: Setting,
     local: Callable[[Any, Turn], Any] | None = None,
-    begin: Callable[[Turn], Any] = lambda turn: turn.shared,
+    begin: Callable[[Turn], Any] | None = None,
     merge: Callable[[Any, dict[int, Any], int], Any] | None = None,
     personal: Callable[[Turn], Any] | None = None,
-    after: Callable[[int, Any], Any] = lambda i, trained: trained,
+    after: Callable[[int, Any], Any] | None = None,
     judge: Callable[[Any, int], int] | None = None,
     shared: Any = None,
     extras: Callable[[Any], dict[str, Any]] | None = None,
-    is_everyone_judged: bool = False,
     groups: Callable[[int, list[int]], list[list[int]]] = lambda t, cohort: [cohort],
     result: Result | None = None,
+    own: dict[int, Any] | None = None,
+    parts: Callable[[Any, int], Any] = lambda shared, i: shared,
+    logits: Callable[[Any, int], Tensor] | None = None,
 ) -> Result:
     """Play the rounds of a method.
 
     begin: what a client begins with, and is judged by before; `personal` the same between rounds.
     local: what it has trained (by LocalTrain), by `after` of which it is judged afterwards.
+    parts: where these are the global weights, or what it has trained, beside what is its own.
+    own: where to note what clients have trained; they are evaluated by that, if it has all.
     merge: the new global weights of the old ones and what was trained (the mean by samples).
-    judge: hits on a client's test images. extras: what else the new global weights come with.
-    groups: whose training ends with a merge before the next ones begin, by round and cohort.
+    judge: hits on a client's test images; `logits`: what is said of them. extras: what else the
+    new global weights come with. groups: whose training ends with a merge before the next ones
+    begin, by round and cohort.
     """
     result, shared = result or Result(), s.initial if shared is None else shared
-    judge = judge or (lambda weights, i: hits(s, weights, i))
     local = local or (lambda weights, turn: train(s, weights, turn))
+    begin = begin or (lambda turn: parts(turn.shared, turn.i))
+    after = after or (lambda i, trained: parts(trained, i))
+    if logits:
+        judge = judge or (lambda own, i: count_hits(logits(own, i), s.clients[i].test_y))
+        personal = personal or (lambda turn: {"logits": logits(begin(turn), turn.i)})
+    judge = judge or (lambda weights, i: hits(s, weights, i))
+    if personal is None:
+        personal = (lambda turn: own[turn.i]) if own else begin
     for t, cohort in enumerate(s.cohorts, 1):
         hits_before, hits_after = dict[int, int](), dict[int, int]()
         for members in groups(t, cohort):
@@ -305,27 +316,17 @@ def play(
             starts = {turn.i: begin(turn) for turn in turns}
             hits_before |= {i: judge(starts[i], i) for i in members}
             trained = {turn.i: local(starts[turn.i], turn) for turn in turns}
+            if own is not None:
+                own.update(trained)
             hits_after |= {i: judge(after(i, trained[i]), i) for i in members}
             shared = merge(shared, trained, t) if merge else average(s, trained)
         result.before.append([hits_before[i] for i in cohort])
         result.after.append([hits_after[i] for i in cohort])
         result.shared.append(shared)
-        result.personal.append({i: (personal or begin)(Turn(t, i, shared)) for i in WATCHED})
+        result.personal.append({i: personal(Turn(t, i, shared)) for i in WATCHED})
         if extras:
             result.extras.append(copy.deepcopy(extras(shared)))
-        if is_everyone_judged:
-            result.everyone.append([judge(own, i) for i, own in result.personal[-1].items()])
     return result
-
-
-def train_and_keep(s: Setting, own: dict[int, Weights]) -> Callable[[Weights, Turn], Weights]:
-    """LocalTrain; what a client has trained is noted in `own` too."""
-
-    def local(weights: Weights, turn: Turn) -> Weights:
-        own[turn.i] = train(s, weights, turn)
-        return own[turn.i]
-
-    return local
 
 
 def split(
@@ -344,8 +345,7 @@ def split(
     return play(
         s,
         train_parts,
-        begin=lambda turn: {**turn.shared, **kept[turn.i]},
-        after=lambda i, trained: {**trained, **kept[i]},
+        parts=lambda shared, i: {**shared, **kept[i]},
         shared=pick(s.initial, lambda name: not is_own(name)),
     )
 

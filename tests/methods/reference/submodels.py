@@ -139,8 +139,7 @@ def play_small(
         begin,
         merge,
         personal=lambda turn: dict(personal[turn.i]),
-        judge=lambda it, i: judge(*(it if isinstance(it, tuple) else (s, it)), i),
-        is_everyone_judged=True,
+        judge=lambda it, i: judge(*it, i),
     )
 
 
@@ -160,13 +159,12 @@ def fedspu(s: Setting, sets: Choice) -> Result:
                 is_free[grid(name, own[turn.i])] = True
                 p.copy_(torch.where(is_free, p, w[name]))
 
-        personal[turn.i] = plain.train(s, w, turn, after_step=put_back)
-        return personal[turn.i]
+        return plain.train(s, w, turn, after_step=put_back)
 
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
         return merged(s, shared, trained, own, lambda name, i: len(s.clients[i].y))
 
-    return plain.play(s, local, begin, merge, personal=lambda turn: personal[turn.i])
+    return plain.play(s, local, begin, merge, own=personal)
 
 
 def ranked(
