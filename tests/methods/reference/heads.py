@@ -132,7 +132,7 @@ def collapse(weight: Tensor, present: Tensor) -> Tensor:
 def flute(s: Setting, method: Any) -> Result:
     """One optimizer for both phases: the head's momentum goes on."""
     m = method
-    heads, trained_heads = s.each(plain.pick(s.initial, is_head)), {}
+    heads = s.each(plain.pick(s.initial, is_head))
     present = {i: class_counts(s, i) > 0 for i in s.everyone}
 
     def local(w: Weights, turn: Turn) -> Weights:
@@ -149,24 +149,19 @@ def flute(s: Setting, method: Any) -> Result:
         first = [(*batch, False) for batch in plain.minibatches(s, turn, range(middle))]
         last = [(*batch, True) for batch in plain.minibatches(s, turn, range(middle, s.epochs))]
         end = plain.values_of(plain.fit(s, plain.load(s, w), first + last, loss))
-        trained_heads[turn.i] = plain.pick(end, is_head)
+        heads[turn.i] = plain.pick(end, is_head)
         return plain.pick(end, is_body)
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         for i in trained:
-            weight = trained_heads[i][HEAD[0]].requires_grad_()
+            weight = heads[i][HEAD[0]].requires_grad_()
             (slope,) = torch.autograd.grad(collapse(weight, present[i]) / len(trained), weight)
-            heads[i] = trained_heads[i] | {HEAD[0]: (weight - m.server_lr * slope).detach()}
+            heads[i] |= {HEAD[0]: (weight - m.server_lr * slope).detach()}
         return plain.average(s, trained)
 
-    return plain.play(
-        s,
-        local,
-        begin=lambda turn: {**turn.shared, **heads[turn.i]},
-        merge=merge,
-        after=lambda i, trained: {**trained, **trained_heads[i]},
-        shared=plain.pick(s.initial, is_body),
-    )
+    parts = lambda shared, i: {**shared, **heads[i]}  # noqa: E731
+    shared = plain.pick(s.initial, is_body)
+    return plain.play(s, local, merge=merge, parts=parts, shared=shared)
 
 
 def best_mixture(quadratic: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def play_loops(name: str) -> plain.Result:
     return case.loops(plain.replace(setting, cohorts=case.cohorts), case.method)
 
 
-def assert_parts(got: Any, want: Any, case: Case, tolerance: Any) -> None:
+def assert_parts(got: Any, want: Any, tolerance: Any) -> None:
     """Compare what the package has with the loops' entries of these names.
 
     Of the number of batches the server has the cohort's largest, which is no mean.
@@ -42,11 +42,9 @@ def assert_parts(got: Any, want: Any, case: Case, tolerance: Any) -> None:
     got, want = flatten(got), flatten(want)
     names = [path for path in got if not path.endswith("num_batches_tracked")]
     assert bool(names) == bool(want)
-    for is_statistic in (True, False):
-        own = [path for path in names if ("norm.running" in path) == is_statistic]
-        atol, rtol = case.statistics if is_statistic and case.statistics else tolerance
-        pairs = [{path: side[path] for path in own} for side in (got, want)]
-        assert_close(*pairs, atol=atol, rtol=rtol)
+    atol, rtol = tolerance
+    pairs = [{path: side[path] for path in names} for side in (got, want)]
+    assert_close(*pairs, atol=atol, rtol=rtol)
 
 
 def evaluated(case: Case, net: Any, report: RoundReport, client: int) -> Any:
@@ -81,13 +79,13 @@ def test_rounds_equal_the_plain_loops(name, backend):
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         report = RoundReport(case.method, state, outcome, case.cohorts[t])
         if want.shared[t]:
-            assert_parts(case.shared(report), want.shared[t], case, case.tolerance)
+            assert_parts(case.shared(report), want.shared[t], case.tolerance)
         for client in plain.WATCHED if case.evaluated else ():
             pair = evaluated(case, net, report, client), want.personal[t][client]
-            assert_parts(*pair, case, case.personal_tolerance or case.tolerance)
+            assert_parts(*pair, case.looser or case.tolerance)
         if case.extras:
             pair = case.extras(report), want.extras[t]
-            assert_parts(*pair, case, case.extras_tolerance or case.tolerance)
+            assert_parts(*pair, case.looser or case.tolerance)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
 
