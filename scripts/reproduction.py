@@ -129,13 +129,11 @@ def pair_with_logs() -> dict[tuple[str, str], tuple[pd.DataFrame, logs.Log]]:
         method, _, options = label.partition(" (")
         if method == "fedobp" and "obp_as_published" not in options:
             continue
-        key = "tables", method, dataset, "Dir(0.1)"
-        [log] = [
-            log
-            for log in logs.read_logs()
-            if (log.files, log.method, log.dataset, log.setting) == key
-        ]
-        pairs[dataset, label] = rows.set_index("round"), log
+        place = ["tables", method, dataset, "Dir(0.1)"]
+        files = logs.read_logs()
+        is_there = (files[["files", "method", "dataset", "setting"]] == place).all(axis=1)
+        [(_, log)] = files[is_there].iterrows()
+        pairs[dataset, label] = rows.set_index("round"), dict(log)
     return pairs
 
 
@@ -144,10 +142,10 @@ def make_agreement() -> str:
     rows = []
     for (dataset, label), (run, log) in pair_with_logs().items():
         cells = []
-        for position, column in enumerate(HALVES):
+        for moment, column in logs.ACCURACY_COLUMNS.items():
             for round_number in logs.ROUNDS:
                 value = run[column].get(round_number, NAN)
-                difference = value - log.accuracy[round_number][position]
+                difference = value - log[f"{moment}_{round_number}"]
                 cells.append("" if pd.isna(value) else f"{value:.2f} ({difference:+.2f})")
         rows.append((dataset, format_label(label), *cells))
     before_titles = [f"{round_number}" for round_number in logs.ROUNDS]
@@ -165,7 +163,7 @@ def draw(path: Path = FIGURE) -> list[Path]:
     }
 
     def draw_half(ax: Axes, column: str) -> None:
-        position = list(HALVES).index(column)
+        moment = "before" if column == "accuracy_pooled" else "after"
         for number, (label, (run, log)) in enumerate(pairs.items()):
             style = line_style(number)
             ax.plot(run.index, run[column], label=format_label(label), **style)
@@ -175,8 +173,8 @@ def draw(path: Path = FIGURE) -> list[Path]:
                 "markersize": 8,
             }
             ax.plot(
-                list(log.accuracy),
-                [halves[position] for halves in log.accuracy.values()],
+                logs.ROUNDS,
+                [log[f"{moment}_{number}"] for number in logs.ROUNDS],
                 label="authors' public file (open)",
                 zorder=1,
                 **mark_style,

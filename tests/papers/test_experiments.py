@@ -305,10 +305,12 @@ def test_q_is_that_of_the_public_files(name: str, files: str, kind: dict[str, An
         for dataset, by_alpha in read_quantiles(name).items()
         for alpha, q in by_alpha.items()
     }
-    kind = {"files": files, "method": "fedobp", **kind}
-    known = [log for log in logs.read_logs() if kind.items() <= log._asdict().items()]
-    assert [own[log.dataset, log.setting] for log in known] == [log.q for log in known]
-    assert {dataset for dataset, _ in own} == {log.dataset for log in known} | {"Digits"}
+    known = logs.read_logs().query("files == @files and method == 'fedobp'")
+    for key, value in kind.items():
+        known = known[known[key] == value]
+    places = zip(known["dataset"], known["setting"], strict=True)
+    assert [own[place] for place in places] == known["q"].tolist()
+    assert {dataset for dataset, _ in own} == {*known["dataset"], "Digits"}
 
 
 def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:

@@ -111,7 +111,7 @@ def _is_table5_run(run: Run) -> bool:
     It has the public files' q, where these have one.
     """
     log = logs.find_log(run, any_q=True)
-    if log is not None and log.q != run.q:
+    if log is not None and log["q"] != run.q:
         return False
     is_fedobp = partial(is_paper_fedobp, run, score="obp_as_published")
     has_norm = any(is_fedobp(norm=norm) for norm in ("none", "layer", "global"))

@@ -5,12 +5,11 @@ They have the accuracy of all clients, before and after fine-tuning.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -67,96 +66,56 @@ ACCURACY_COLUMNS = {"before": "accuracy_pooled", "after": "ft_accuracy_pooled"}
 """Columns of rounds.csv, before and after fine-tuning."""
 
 
-class Log(NamedTuple):
-    """Hold one public file.
-
-    Attributes:
-        files: Which files it is of: those of the `tables`, of the `ablation` (Table V), its
-            variants with a `moving average`, or of SCORE_FILES (Figure 4).
-        method: As ours.
-        dataset: As ours.
-        setting: As ours.
-        q: FedOBP's, nan for other methods.
-        ema: FedOBP's, nan for other methods.
-        norm: FedOBP's.
-        classifier_only: FedOBP's.
-        accuracy: Pooled accuracies in percent by round, before and after fine-tuning, nan where
-            absent.
-    """
-
-    files: str
-    method: str
-    dataset: str
-    setting: str
-    q: float
-    ema: float
-    norm: str
-    classifier_only: bool
-    accuracy: dict[int, tuple[float, float]]
+Log = dict[str, Any]
+"""A row of logs.csv: `files` says which files it is of: those of the `tables`, of the `ablation`
+(Table V), its variants with a `moving average`, or of SCORE_FILES (Figure 4); `before_100` is the
+pooled accuracy in percent at round 100 before fine-tuning, nan where absent."""
 
 
 @cache
-def read_logs() -> list[Log]:
-    """Return all public files' numbers, those behind the tables first."""
-    with open(Path(__file__).with_name("logs.csv"), encoding="utf-8", newline="") as file:
-        return [_read_log(row) for row in csv.DictReader(file)]
-
-
-def _read_log(row: dict[str, str]) -> Log:
-    """Return one row of logs.csv."""
-    accuracy = {}
-    for round_number in ROUNDS:
-        before, after = row.pop(f"before_{round_number}"), row.pop(f"after_{round_number}")
-        accuracy[round_number] = (float(before or "nan"), float(after or "nan"))
-    numbers = {key: float(row[key] or "nan") for key in ("q", "ema")}
-    values: dict[str, Any] = {**row, **numbers, "classifier_only": row["classifier_only"] == "true"}
-    return Log(**values, accuracy=accuracy)
+def read_logs() -> pd.DataFrame:
+    """Read all public files' numbers, those behind the tables first."""
+    return pd.read_csv(Path(__file__).with_name("logs.csv"))
 
 
 def find_log(run: Run, any_q: bool = False) -> Log | None:
-    """Return the file of a run's method, data set, Dirichlet setting and hyperparameters.
+    """Find the file of a run's method, data set, Dirichlet setting and hyperparameters.
 
     Args:
         run: Any run.
         any_q: Whether FedOBP's q may differ.
-
-    Returns:
-        None if there is no such file.
     """
-    if not _is_scaled_as_files(run):
-        return None
-    place = (run.method_name, *_file_setting(run))
-    candidates = [log for log in read_logs() if (log.method, log.dataset, log.setting) == place]
+    logs = _find_logs_on_data(run)
+    logs = logs[logs["method"] == run.method_name]
     # Only FedOBP's files differ by hyperparameters.
     if run.method_name == "fedobp":
         config = FIXED_KEYS | VARIED_KEYS | run.config["method"]  # an older run may lack some
         if any(config[key] != value for key, value in FIXED_KEYS.items()):
             return None
-        candidates = [
-            log
-            for log in candidates
-            if all(getattr(log, key) == config[key] for key in VARIED_KEYS)
-            and (any_q or log.q == run.q)
-        ]
-    return candidates[0] if candidates else None
+        for key in VARIED_KEYS:
+            logs = logs[logs[key] == config[key]]
+        if not any_q:
+            logs = logs[logs["q"] == run.q]
+    return None if logs.empty else dict(logs.iloc[0])
+
+
+def _find_logs_on_data(run: Run) -> pd.DataFrame:
+    """Find the files on a run's data set and Dirichlet setting."""
+    logs = read_logs()
+    setting = f"Dir({run.config_value('partition.alpha')})"
+    title = DATASET_TITLES.get(run.dataset_name, run.dataset_name)
+    # Images are scaled as in the files, too: those of two data sets wrongly.
+    is_faulty = run.dataset.endswith("as published")
+    is_scaled_alike = (run.dataset_name in FAULTY_DATASETS) == is_faulty
+    return logs[is_scaled_alike & (logs["dataset"] == title) & (logs["setting"] == setting)]
 
 
 def best_accuracy(method: str, dataset: str, setting: str) -> float:
     """Return the best accuracy of a method's file behind the tables, or nan."""
+    logs = read_logs().set_index(["files", "method", "dataset", "setting"])
     place = ("tables", method, DATASET_TITLES.get(dataset, dataset), setting)
-    found = [log.accuracy.values() for log in read_logs() if log[:4] == place]
-    return max(before for before, _ in found[0]) if found else math.nan
-
-
-def _is_scaled_as_files(run: Run) -> bool:
-    """Return True if a run's images are scaled as in the files: two data sets' wrongly."""
-    return (run.dataset_name in FAULTY_DATASETS) == run.dataset.endswith("as published")
-
-
-def _file_setting(run: Run) -> tuple[str, str]:
-    """Return a run's data set and Dirichlet setting by the files' names."""
-    dataset_title = DATASET_TITLES.get(run.dataset_name, run.dataset_name)
-    return dataset_title, f"Dir({run.config_value('partition.alpha')})"
+    columns = [f"before_{number}" for number in ROUNDS]
+    return float(logs.loc[place, columns].max(axis=None)) if place in logs.index else math.nan
 
 
 def past_weight(dataset_name: str) -> float:
@@ -169,16 +128,12 @@ def accuracy_by_quantile(run: Run) -> dict[float, float]:
 
     As in Figure 4, it is the better of rounds 100 and 200.
     """
-    if not _is_scaled_as_files(run):
-        return {}
+    logs = _find_logs_on_data(run)
     score = run.config_value("method.score")
-    past = past_weight(run.dataset_name) if score == "obp_as_published" else math.nan
-    place = (SCORE_FILES.get(score), *_file_setting(run), str(past))
-    return {
-        log.q: float(pd.Series([log.accuracy[100][0], log.accuracy[200][0]]).max())
-        for log in read_logs()
-        if (log.files, log.dataset, log.setting, str(log.ema)) == place
-    }
+    logs = logs[logs["files"] == SCORE_FILES.get(score)]
+    if score == "obp_as_published":
+        logs = logs[logs["ema"] == past_weight(run.dataset_name)]
+    return logs.set_index("q")[["before_100", "before_200"]].max(axis=1).to_dict()
 
 
 def choose_logged(groups: Sequence[Group]) -> list[Group]:
@@ -204,9 +159,9 @@ def log_table(groups: Sequence[Group]) -> Table:
     for group, run, log in _runs_with_logs(groups):
         for _, row in run.evaluations[run.evaluations["round"].isin(ROUNDS)].iterrows():
             record = row_cells(group) | {"round": int(row["round"])}
-            for index, (moment, column) in enumerate(ACCURACY_COLUMNS.items()):
+            for moment, column in ACCURACY_COLUMNS.items():
                 own_value = float(row.get(column, math.nan))
-                logged_value = log.accuracy[record["round"]][index]
+                logged_value = log[f"{moment}_{record['round']}"]
                 record[moment] = own_value
                 record[f"{moment}_logged"] = logged_value
                 record[f"{moment}_difference"] = own_value - logged_value

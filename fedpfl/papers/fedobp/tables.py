@@ -126,7 +126,7 @@ def _setup_of_public_file(run: Run) -> dict[str, Any]:
     """Return the set-up of the public files, with their q."""
     log = logs.find_log(run, any_q=True)
     if log and run.method_name == "fedobp":
-        return SETUP | {"method.q": log.q}
+        return SETUP | {"method.q": log["q"]}
     return SETUP
 
 
@@ -247,7 +247,7 @@ def _plain_rows(experiment: str) -> list[TableRow]:
 def _rows_by_momentum(experiment: str, table: str) -> tuple[TableRow, ...]:
     """Return the rows of Table III or IV: of baselines the mixture, then each momentum."""
     *baselines, fedobp = _plain_rows(experiment)
-    logged_labels = {METHOD_TITLES[log.method] for log in logs.read_logs()}
+    logged_labels = {METHOD_TITLES[name] for name in logs.read_logs()["method"]}
     rows = []
     for row in baselines:
         rows.append(replace(row, shares=SHARES))
