@@ -162,24 +162,7 @@ class Command(NamedTuple):
     run: Callable[[Namespace], int | None]
     description: str
     example: str
-    options: tuple[str, ...]
-
-
-COMMANDS: dict[str, Command] = {}
-_Function = Callable[[Namespace], int | None]
-
-
-def _enter_command(
-    name: str, description: str, example: str, options: str
-) -> Callable[[_Function], _Function]:
-    """Enter a function into COMMANDS."""
-
-    def enter_function(function: _Function) -> _Function:
-        words = (*options.split(), "--trials")
-        COMMANDS[name] = Command(function, description, f"python -m fedpfl.report {example}", words)
-        return function
-
-    return enter_function
+    options: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -215,12 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make_parser(name: str) -> Parser:
     command = COMMANDS[name]
-    epilog = f"{FILTERS}\n\nExample: {command.example}"
+    epilog = f"{FILTERS}\n\nExample: python -m fedpfl.report {command.example}"
     if not name:
+        commands = [*COMMANDS.items()][1:]
         summaries = [
-            f"  {command_name:8}  {re.split('[.:;]', text)[0]}\n"
-            for command_name, (_, text, *_) in COMMANDS.items()
-            if command_name
+            f"  {name:8}  {re.split('[.:;]', one.description)[0]}\n" for name, one in commands
         ]
         epilog += f"\n\nOther commands, each with its own --help:\n{''.join(summaries)}"
     parser = Parser(
@@ -230,33 +212,19 @@ def _make_parser(name: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", **OPTIONS.get(f"{name} words", OPTIONS["words"]))
-    for flag in command.options:
+    for flag in (*command.options.split(), "--trials"):
         parser.add_argument(flag, **OPTIONS.get(f"{name} {flag}") or OPTIONS[flag])
     return parser
 
 
 # ---- the commands
 
-_TABLES = "--columns --format --pm --caption --select --every --published --fairness --interval --client-interval"
 
-
-@_enter_command(
-    "",
-    "Print the table of all runs and draw their figures.",
-    "outputs/demo method=fedobp,fedavg",
-    f"{_TABLES} --metric --over --reference --out",
-)
 def _show_runs(options: Namespace) -> None:
     _show_tables(options)
     _draw_figures(options, _find_runs(options), ["curves"])
 
 
-@_enter_command(
-    "tables",
-    "Print the table of all runs.",
-    "tables dataset=digits partition.alpha=0.1 --format markdown",
-    f"{_TABLES} --reference --out",
-)
 def _show_tables(options: Namespace) -> None:
     shown_runs = _find_runs(options)
     table = accuracy_table(
@@ -274,13 +242,6 @@ def _show_tables(options: Namespace) -> None:
         _show_table("fairness", fairness_table(shown_runs), options)
 
 
-@_enter_command(
-    "figures",
-    "Draw accuracy over rounds, and what methods come to: for clients, the worst of them, and the "
-    "traffic; and their ranks.",
-    "figures outputs/demo method=fedobp,fedavg --out figures",
-    "--kind --metric --over --select --every --reference --out",
-)
 def _show_figures(options: Namespace) -> None:
     _draw_figures(options, _find_runs(options), options.kind)
 
@@ -344,13 +305,6 @@ def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Pat
     return files
 
 
-@_enter_command(
-    "paper",
-    "Show five papers' tables and figures from own runs; without a NAME, all of which there are "
-    "runs.",
-    "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
-    "--only --accuracy --select --every --fill --with --format --pm --caption --out",
-)
 def _show_papers(options: Namespace) -> None:
     # ---- Step 1: names and folders.
     names = [name for name in map(find_full_name, options.words) if name]
@@ -401,12 +355,6 @@ def _show_papers(options: Namespace) -> None:
         )
 
 
-@_enter_command(
-    "html",
-    "Write an HTML page per experiment, which loads nothing from anywhere.",
-    "html outputs dataset=cifar10 --out pages",
-    "--out --select --every",
-)
 def _write_html(options: Namespace) -> None:
     from fedpfl.report.html import write_pages  # jinja2 and plotly are slow to load
 
@@ -422,13 +370,6 @@ def _write_html(options: Namespace) -> None:
     _report_files(files)
 
 
-@_enter_command(
-    "ls",
-    "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also "
-    "broken ones.",
-    "ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
-    "--status --sort --format",
-)
 def _list_runs(options: Namespace) -> None:
     entries = listing.list_entries(_find_directories(options))
     if not entries:
@@ -444,24 +385,11 @@ def _list_runs(options: Namespace) -> None:
     print(text, end="")
 
 
-@_enter_command(
-    "compare",
-    "Compare two configurations: settings, final numbers over seeds, clients.",
-    "compare outputs/demo method=fedavg,fedobp",
-    "--select --format",
-)
 def _compare_sides(options: Namespace) -> None:
     a, b = find_sides(options.roots, options.where, options.trials)
     _print_tables(compare_groups(a, b, options.select), options)
 
 
-@_enter_command(
-    "ranks",
-    "Rank methods over data sets and partitions: Friedman, Wilcoxon with Holm's correction, a "
-    "diagram.",
-    "ranks outputs/fedobp method=fedavg,fedper,fedobp,local_only",
-    "--accuracy --format --select --every --out",
-)
 def _rank_runs(options: Namespace) -> None:
     tables, result = rank_tables(
         _find_runs(options), options.accuracy, options.select, options.every or 1
@@ -470,12 +398,6 @@ def _rank_runs(options: Namespace) -> None:
     _report_files(draw_rank_diagram(result, _output_folder(options, "figures") / "ranks"))
 
 
-@_enter_command(
-    "claim",
-    "Judge claims such as 'fedobp > fedper': supported, not supported, or so many more seeds.",
-    "claim 'fedobp > fedper' 'fedobp > fedavg' outputs/fedobp --by 1",
-    "--by --accuracy --format",
-)
 def _judge_claims(options: Namespace) -> None:
     if not options.claims:
         raise FedpflError("name a claim, as: python -m fedpfl.report claim 'fedobp > fedper'")
@@ -484,22 +406,10 @@ def _judge_claims(options: Namespace) -> None:
     _print_tables([table], options)
 
 
-@_enter_command(
-    "power",
-    "Tell which differences 3, 5, 10 and 20 seeds can show, from the spread in these runs.",
-    "power outputs/fedobp",
-    "--accuracy --format",
-)
 def _show_power(options: Namespace) -> None:
     _print_tables([claims.power_table(_find_runs(options), options.accuracy)], options)
 
 
-@_enter_command(
-    "clean",
-    "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
-    "clean outputs/demo method=fedobp --status interrupted",
-    "--yes --status",
-)
 def _clean_directories(options: Namespace) -> int:
     return cleaning.clean_runs(
         _find_directories(options), options.status, options.yes, options.roots
@@ -552,6 +462,86 @@ def _show_table(name: str, table: Table, options: Namespace) -> None:
             with atomic_output(target) as file:
                 file.write_text(render(table, form), encoding="utf-8")
             _report_files([target])
+
+
+# ---- the table of commands
+
+_TABLES = (
+    "--columns --format --pm --caption --select --every --published --fairness --interval "
+    "--client-interval --reference --out"
+)
+COMMANDS = {
+    "": Command(
+        _show_runs,
+        "Print the table of all runs and draw their figures.",
+        "outputs/demo method=fedobp,fedavg",
+        f"{_TABLES} --metric --over",
+    ),
+    "tables": Command(
+        _show_tables,
+        "Print the table of all runs.",
+        "tables dataset=digits partition.alpha=0.1 --format markdown",
+        _TABLES,
+    ),
+    "figures": Command(
+        _show_figures,
+        "Draw accuracy over rounds, and what methods come to: for clients, the worst of them, and the "
+        "traffic; and their ranks.",
+        "figures outputs/demo method=fedobp,fedavg --out figures",
+        "--kind --metric --over --select --every --reference --out",
+    ),
+    "paper": Command(
+        _show_papers,
+        "Show five papers' tables and figures from own runs; without a NAME, all of which there are "
+        "runs.",
+        "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
+        "--only --accuracy --select --every --fill --with --format --pm --caption --out",
+    ),
+    "html": Command(
+        _write_html,
+        "Write an HTML page per experiment, which loads nothing from anywhere.",
+        "html outputs dataset=cifar10 --out pages",
+        "--out --select --every",
+    ),
+    "ls": Command(
+        _list_runs,
+        "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also "
+        "broken ones.",
+        "ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
+        "--status --sort --format",
+    ),
+    "compare": Command(
+        _compare_sides,
+        "Compare two configurations: settings, final numbers over seeds, clients.",
+        "compare outputs/demo method=fedavg,fedobp",
+        "--select --format",
+    ),
+    "ranks": Command(
+        _rank_runs,
+        "Rank methods over data sets and partitions: Friedman, Wilcoxon with Holm's correction, a "
+        "diagram.",
+        "ranks outputs/fedobp method=fedavg,fedper,fedobp,local_only",
+        "--accuracy --format --select --every --out",
+    ),
+    "claim": Command(
+        _judge_claims,
+        "Judge claims such as 'fedobp > fedper': supported, not supported, or so many more seeds.",
+        "claim 'fedobp > fedper' 'fedobp > fedavg' outputs/fedobp --by 1",
+        "--by --accuracy --format",
+    ),
+    "power": Command(
+        _show_power,
+        "Tell which differences 3, 5, 10 and 20 seeds can show, from the spread in these runs.",
+        "power outputs/fedobp",
+        "--accuracy --format",
+    ),
+    "clean": Command(
+        _clean_directories,
+        "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
+        "clean outputs/demo method=fedobp --status interrupted",
+        "--yes --status",
+    ),
+}
 
 
 if __name__ == "__main__":
