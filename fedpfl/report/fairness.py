@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -46,20 +45,6 @@ CAPTION = (
 )
 
 
-class HarmStatistics(NamedTuple):
-    """Summarize how changes of accuracy harm clients.
-
-    Attributes:
-        harmed: percent of clients that lose.
-        loss: their mean loss in points, nan without any.
-        change: mean change of the tenth of clients, at least one, that gains least, in points.
-    """
-
-    harmed: float
-    loss: float
-    change: float
-
-
 @dataclass(frozen=True, eq=False)
 class BaselineComparison:
     """One configuration and its baselines.
@@ -74,18 +59,6 @@ class BaselineComparison:
     group: Group
     accuracies: dict[Run, pd.Series]
     pairs: dict[str, dict[Run, pd.DataFrame]]
-
-
-def measure_harm(changes: pd.Series) -> HarmStatistics:
-    """Summarize the changes of clients' accuracy against a baseline."""
-    changes = changes.sort_values()
-    # Accuracies are ratios of counts: a loss is far more than rounding.
-    losses = changes[changes < -1e-9]
-    return HarmStatistics(
-        harmed=100 * len(losses) / len(changes),
-        loss=-float(losses.mean()),
-        change=float(worst_decile(changes).mean()),
-    )
 
 
 def worst_decile(values: pd.Series) -> pd.Series:
@@ -245,19 +218,14 @@ def _pair_clients(
     own_accuracies: dict[Run, pd.Series], baseline: Group, accuracies: dict[Run, pd.Series]
 ) -> dict[Run, pd.DataFrame]:
     """Return clients' accuracies beside the baseline's, of runs with the same split and seed."""
+    rivals = {run.seed: run for run in baseline.reported_runs if run in accuracies}
     pairs: dict[Run, pd.DataFrame] = {}
     for run, values in own_accuracies.items():
-        for baseline_run in baseline.reported_runs:
-            if (
-                baseline_run in accuracies
-                and baseline_run.seed == run.seed
-                and have_same_split(run, baseline_run)
-            ):
-                both = pd.DataFrame(
-                    {"baseline": accuracies[baseline_run], "accuracy": values}
-                ).dropna()
-                if len(both):
-                    pairs[run] = both
+        rival = rivals.get(run.seed)
+        if rival and have_same_split(run, rival):
+            both = pd.DataFrame({"baseline": accuracies[rival], "accuracy": values}).dropna()
+            if len(both):
+                pairs[run] = both
     return pairs
 
 
@@ -274,12 +242,17 @@ def _make_record(comparison: BaselineComparison) -> Record:
     # ---- Step 2: against each baseline.
     for name in BASELINES:
         pairs = comparison.pairs.get(name, {})
-        harms = [measure_harm(both["accuracy"] - both["baseline"]) for both in pairs.values()]
+        changes = [(both["accuracy"] - both["baseline"]).sort_values() for both in pairs.values()]
+        # Accuracies are ratios of counts: a loss is far more than rounding.
+        losses = [own[own < -1e-9] for own in changes]
+        shares = [100 * len(lost) / len(own) for lost, own in zip(losses, changes, strict=True)]
+        worst = [float(worst_decile(own).mean()) for own in changes]
+        record |= seed_statistics(f"harmed_{name}", shares)
         # A seed without a losing client has no loss to average.
-        losses = [harm.loss for harm in harms if harm.harmed]
-        record |= seed_statistics(f"harmed_{name}", [harm.harmed for harm in harms])
-        record |= seed_statistics(f"loss_{name}", losses)
-        record |= seed_statistics(f"change_{name}", [harm.change for harm in harms])
+        record |= seed_statistics(
+            f"loss_{name}", [-float(lost.mean()) for lost in losses if len(lost)]
+        )
+        record |= seed_statistics(f"change_{name}", worst)
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
 
     # ---- Step 3: rounds and seeds.
