@@ -6,6 +6,7 @@ See `--help`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -46,7 +47,7 @@ FILTERS = """Filters choose runs by any key of config.yaml, commas standing betw
   method=fedobp,fedavg dataset=digits partition.alpha=0.1
 A folder of such a name is written ./KEY=VALUE."""
 _WIDE = 10_000  # a pipe gets whole lines
-FIGURE_KINDS = ("curves", "clients", "gains", "fairness", "traffic", "ranks")
+FIGURE_KINDS = ("curves", "clients", "gains")
 
 
 def _parse_positive(text: str) -> int:
@@ -254,32 +255,20 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
         shown_runs: the runs.
         kinds: of FIGURE_KINDS; none means all that these runs have.
     """
-    # ---- Step 1: what draws each kind.
-    rule: dict[str, Any] = {"select": options.select, "every": options.every or 1}
     drawers: dict[str, Callable[[list[Run], Path], list[Path]]] = {
         "curves": partial(_draw_curves, options),
         "clients": outcomes.clients_figure,
         "gains": outcomes.gains_figure,
-        "fairness": outcomes.fairness_figure,
-        "traffic": partial(outcomes.traffic_figure, **rule),
-        "ranks": lambda members, path: draw_rank_diagram(rank_tables(members, **rule)[1], path),
     }
-
-    # ---- Step 2: each kind for each data set, partition and task, ranks over all of them.
-    settings = list(group_by(shown_runs, _name_setting).items())
-    drawings = [(kind, *setting) for setting in settings for kind in FIGURE_KINDS[:-1]]
-    # Two methods have no ranks.
-    if kinds or len({run.method_name for run in shown_runs}) > 2:
-        drawings.append(("ranks", "", shown_runs))
-    for kind, setting_name, members in drawings:
-        if kind in (kinds or FIGURE_KINDS):
-            name = f"{kind}_{setting_name}".rstrip("_")
-            try:
-                _report_files(drawers[kind](members, _output_folder(options, "figures") / name))
-            except FedpflError as error:
-                if kinds or kind == "curves":
-                    raise
-                print_to_stderr(f"not drawn: {name}: {error}")
+    by_setting = group_by(shown_runs, _name_setting).items()
+    for (setting, members), kind in itertools.product(by_setting, kinds or FIGURE_KINDS):
+        name = f"{kind}_{setting}"
+        try:
+            _report_files(drawers[kind](members, _output_folder(options, "figures") / name))
+        except FedpflError as error:
+            if kinds or kind == "curves":
+                raise
+            print_to_stderr(f"not drawn: {name}: {error}")
 
 
 def _name_setting(run: Run) -> str:
@@ -485,10 +474,9 @@ COMMANDS = {
     ),
     "figures": Command(
         _show_figures,
-        "Draw accuracy over rounds, and what methods come to: for clients, the worst of them, and the "
-        "traffic; and their ranks.",
+        "Draw accuracy over rounds, clients from the worst to the best, and their gains.",
         "figures outputs/demo method=fedobp,fedavg --out figures",
-        "--kind --metric --over --select --every --reference --out",
+        "--kind --metric --over --reference --out",
     ),
     "paper": Command(
         _show_papers,

@@ -1,9 +1,7 @@
-"""Figures of what methods come to: all clients, the worst of them, the traffic."""
+"""Figures of what methods come to for their clients."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +15,11 @@ from fedpfl.report.fairness import (
     BaselineComparison,
     compare_with_baselines,
     label_and_column,
-    worst_decile,
 )
 from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, line_style
-from fedpfl.report.grouping import Group, common_task, groups, require_classes
-from fedpfl.report.run import GIGABYTES, Run
+from fedpfl.report.grouping import Group, groups, require_classes
+from fedpfl.report.run import Run
 from fedpfl.report.styles import number_styles
-from fedpfl.report.table import mean_and_std
-from fedpfl.report.tables import judged_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,53 +80,6 @@ def gains_figure(runs: Iterable[Run], path: Path) -> list[Path]:
     return _draw_sorted(gains, path, titles, style_numbers)
 
 
-def fairness_figure(runs: Iterable[Run], path: Path) -> list[Path]:
-    """Draw the mean over clients against that of the worst decile, a point per method.
-
-    Args:
-        runs: the runs.
-        path: without suffix.
-
-    Returns:
-        The files written.
-    """
-    values = {}
-    for comparison in _compare_clients(runs):
-        accuracies = comparison.accuracies.values()
-        means = [float(of_seed.mean()) for of_seed in accuracies]
-        worst = [float(worst_decile(of_seed).mean()) for of_seed in accuracies]
-        values[comparison.group] = means, worst
-    titles = ("mean over clients (%)", "worst decile of clients (%)")
-    return _draw_points(values, path, titles)
-
-
-def traffic_figure(
-    runs: Iterable[Run], path: Path, select: str = "last", every: int = 1
-) -> list[Path]:
-    """Draw the gigabytes of all clients, both ways, against the accuracy, a point per method.
-
-    Args:
-        runs: the runs.
-        path: without suffix.
-        select: as in `accuracy_table`.
-        every: as in `accuracy_table`.
-
-    Returns:
-        The files written.
-    """
-    shown_groups = groups(runs)
-    task = common_task(shown_groups)
-    values = {}
-    for group in shown_groups:
-        _, column = label_and_column(group, task.score)
-        rows = judged_rows(group, select, every)
-        gigabytes = [run.metric_value(GIGABYTES, row) for run, row in rows.items()]
-        values[group] = gigabytes, [float(row.get(column, math.nan)) for row in rows.values()]
-    y_title = f"{task.score_word}{' (%)' if task.unit else ''}"
-    titles = ("GB down and up, all clients", y_title)
-    return _draw_points(values, path, titles, is_scaled=True)
-
-
 def sort_clients(values: pd.Series) -> np.ndarray:
     """Return sorted values at SHARES.
 
@@ -142,7 +90,7 @@ def sort_clients(values: pd.Series) -> np.ndarray:
 
 
 def _judged_label(group: Group) -> str:
-    return label_and_column(group, group.task.score)[0]
+    return label_and_column(group)[0]
 
 
 def _compare_clients(runs: Iterable[Run]) -> list[BaselineComparison]:
@@ -181,56 +129,3 @@ def _draw_sorted(
         ax.set(xlabel=x_title, ylabel=y_title, xlim=(0, 100))
 
     return draw_panels(groups_by_setting(values), path, draw_panel)
-
-
-def _draw_points(
-    values: Mapping[Group, tuple[Sequence[float], Sequence[float]]],
-    path: Path,
-    titles: tuple[str, str],
-    is_scaled: bool = False,
-) -> list[Path]:
-    """Draw means over seeds along both axes, with bars where there are several seeds.
-
-    Args:
-        values: of each configuration, the values of its seeds along both axes.
-        path: without suffix.
-        titles: of the axes.
-        is_scaled: whether the first axis fits gigabytes.
-    """
-    style_numbers = number_styles(values, _judged_label)
-
-    def draw_panel(ax: Axes, members: Sequence[Group]) -> None:
-        for group in members:
-            means = []
-            bars = []
-            for of_axis in values[group]:
-                mean, std = mean_and_std(of_axis)
-                means.append(mean)
-                bars.append(None if math.isnan(std) else std)
-            label = _judged_label(group)
-            # No line joins the points of different methods.
-            style = line_style(style_numbers[label]) | {"linestyle": "none", "markersize": 6}
-            style |= {"label": legible_text(label), "elinewidth": 0.8}
-            # A method without a judged run or without recorded traffic has no point.
-            if not any(map(math.isnan, means)):
-                ax.errorbar(means[:1], means[1:], xerr=bars[0], yerr=bars[1], **style)
-        if is_scaled:
-            _scale_gigabytes(ax, itertools.chain(*(values[group][0] for group in members)))
-        ax.set(xlabel=titles[0], ylabel=titles[1])
-
-    return draw_panels(groups_by_setting(values), path, draw_panel)
-
-
-def _scale_gigabytes(ax: Axes, gigabytes: Iterable[float]) -> None:
-    """Let the axis be logarithmic where traffic differs by ten times; nothing stands at 0."""
-    positive = [value for value in gigabytes if value > 0]
-    low = min(positive, default=1.0)
-    high = max(positive, default=1.0)
-    # A point at 0 needs room for its left half.
-    margin = 0.05 * high
-    if high >= 10 * low:
-        ax.set_xscale("symlog", linthresh=low)
-        # Powers would be set by TeX's rules, which names with dollars have switched off.
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        margin = 0.2 * low
-    ax.set_xlim(left=-margin)

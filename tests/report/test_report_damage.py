@@ -1,6 +1,5 @@
 """No wrong number in silence: mixed settings, damaged and hostile run directories."""
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -148,13 +147,12 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path, capsys):
 STRANGE_NAMES = ("a$\\frac{$", "x" * 3000, "name\x00\x1b[31m")
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), keep_quick(itertools.product(("curves", "fairness"), STRANGE_NAMES))
-)
-def test_figures_take_any_name(kind: str, name: str, tmp_path: Path, real_figures: None) -> None:
+@pytest.mark.parametrize("name", keep_quick(STRANGE_NAMES))
+def test_figures_take_any_name(name: str, tmp_path: Path, real_figures: None) -> None:
     write_run(tmp_path / "a", method=name, dataset=name)
     write_run(tmp_path / "b", method={"name": name, "k": 1}, dataset=name)
-    assert main(["figures", str(tmp_path), "--out", str(tmp_path / "out"), "--kind", kind]) == 0
+    words = ["figures", str(tmp_path), "--out", str(tmp_path / "out"), "--kind", "clients"]
+    assert main(words) == 0
     written = [*(tmp_path / "out").iterdir()]
     assert len(written) == 2
     assert all(3000 < path.stat().st_size < 400_000 for path in written)

@@ -51,16 +51,6 @@ def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixtu
     assert "simulated hours" not in page_of(root / "without").source
 
 
-def test_curves_run_over_rounds_since_the_last_shift(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a/fedavg", {1: 80.0, 2: 70.0, 3: 40.0, 4: 60.0})
-    add_columns(folder, since_shift=[math.nan, 1, 1, 2])
-    page = page_of(tmp_path / "a")
-    (line,) = page.traces("curves", "FedAvg", ACCURACY, "rounds since the last shift")
-    # The round after which clients shift is the last in which they are as before.
-    drawn = zip(line["x"], line["y"], strict=True)
-    assert [point for point in drawn if point[0] is not None] == [(0, 70), (1, 40), (2, 60)]
-
-
 def test_what_a_target_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
     """Seconds are 1, 9, 2, 2, and evaluations took 1.8 and 3.6 of them after rounds 2 and 4."""
     for seed, accuracy in enumerate(({2: 80.0, 4: 70.0}, {2: 70.0, 4: 80.0})):

@@ -15,11 +15,9 @@ from fedpfl.report.run import Run
 
 AXIS_TITLES = {
     "round": "round",
-    "down": "GB down, all clients",
     "both": "GB down and up, all clients",
     "hours": "hours of training",
     "simulated": "simulated hours",
-    "since_shift": "rounds since the last shift",
 }
 """Titles of the axes that a curve may be drawn along."""
 MAX_POINTS = 200
@@ -77,29 +75,14 @@ def spent_by_round(group: Group) -> pd.DataFrame:
         columns = ["bits_down", "bits_up", "seconds", "sim_seconds"]
         # After a round that did not record it, the sum is unknown.
         sums = run.rounds.reindex(columns=columns).cumsum(skipna=False)
-        gigabytes_down = sums["bits_down"] / 8e9
-        gigabytes_up = sums["bits_up"] / 8e9
         spent = {
             "round": run.rounds["round"],
-            "down": gigabytes_down,
-            "both": gigabytes_down + gigabytes_up,
+            "both": sums["bits_down"] / 8e9 + sums["bits_up"] / 8e9,
             "hours": sums["seconds"] / 3600,
             "simulated": sums["sim_seconds"] / 3600,
-            "since_shift": _count_since_shift(run),
         }
         parts.append(pd.DataFrame(spent))
     return pd.concat(parts).groupby("round").mean()
-
-
-def _count_since_shift(run: Run) -> pd.Series:
-    """Return by row the rounds since the last shift, nan before it.
-
-    The round after which clients shift is 0: it is still judged by their former samples.
-    """
-    rounds = run.rounds["round"]
-    shift_rounds = rounds - run.rounds.get("since_shift", default=math.nan)
-    rounds_since_last = rounds - shift_rounds.max()
-    return rounds_since_last.where(rounds_since_last >= 0)
 
 
 def spent_at_rounds(spent: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:
