@@ -33,7 +33,6 @@ import yaml
 from fedpfl.config import overrides
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import check_config
-from fedpfl.config.run_location import register_resolver
 from fedpfl.config.sweep import preload_datasets
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
@@ -59,6 +58,7 @@ from fedpfl.report.table import Column, Table, mean_and_std
 from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, describe_validation
 from fedpfl.report.text import join_few
 from fedpfl.runner import tuning
+from fedpfl.runner.faults import run_guarded
 from fedpfl.runner.spaces import make_search_space, override_key
 from fedpfl.tune import parse_request, run_or_exit
 
@@ -452,23 +452,16 @@ def _play_again(row: Mapping[str, str], command: BoardCommand) -> FinalRuns:
 
 def main() -> int:
     """Run the command; return the exit status."""
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & {*arguments} or not arguments:
-        print(__doc__)
-        return 0
-    try:
-        register_resolver()
-        if arguments[0] == "verify":
-            check_words(arguments[1:2], (), HELP_ADVICE)
-            identity_prefix = "".join(arguments[1:2])
-            return verify_row(identity_prefix, read_command_line(arguments[2:]))
-        return _run_board(read_command_line(arguments))
-    except (FedpflError, *overrides.HYDRA_ERRORS) as error:
-        print_notice(format_error(error))
-        return 2
-    except KeyboardInterrupt as error:
-        interrupts.exit_interrupted(error, print_notice)
-        return 130
+    return run_guarded(__doc__, sys.argv[1:], _run_words)
+
+
+def _run_words(arguments: Sequence[str]) -> int:
+    """Verify a row, or make a board; return the exit status."""
+    if arguments[0] == "verify":
+        check_words(arguments[1:2], (), HELP_ADVICE)
+        identity_prefix = "".join(arguments[1:2])
+        return verify_row(identity_prefix, read_command_line(arguments[2:]))
+    return _run_board(read_command_line(arguments))
 
 
 def _run_board(command: BoardCommand) -> int:

@@ -35,12 +35,11 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.sites import list_sites
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words
 from fedpfl.remote import app, sites
 from fedpfl.remote.node import NodePolicy, make_run_node
 from fedpfl.remote.server import InProcessGrid
-from fedpfl.runner.faults import find_exit_status
+from fedpfl.runner.faults import run_guarded
 
 
 def play_federation(words: Sequence[str]) -> Path:
@@ -94,18 +93,11 @@ def plan_server(run_words: Sequence[str], run: Run) -> list[str]:
 
 def main(words: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    if words is None:
-        words = sys.argv[1:]
-    if not words or {"-h", "--help"} & {*words}:
-        print(__doc__)
-        return 0
-    try:
-        play_federation(words)
-    except FedpflError as error:
-        print_notice(error)
-        return find_exit_status(error)
-    except KeyboardInterrupt as error:
-        interrupts.exit_interrupted(error, print_notice)
+    return run_guarded(__doc__, sys.argv[1:] if words is None else words, _play_words)
+
+
+def _play_words(words: Sequence[str]) -> int:
+    play_federation(words)
     return 0
 
 

@@ -25,13 +25,11 @@ from pathlib import Path
 
 from fedpfl import train
 from fedpfl.config import overrides, plugins
-from fedpfl.config.messages import format_error
-from fedpfl.config.run_location import register_resolver
 from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words
 from fedpfl.methods import METHODS
 from fedpfl.report.render import render, terminal_width
+from fedpfl.runner.faults import run_guarded
 from fedpfl.runner.tuning import TuningRequest, tune_methods
 
 DEFAULT_COUNTS = {"trials": "20", "seeds": "5"}
@@ -86,39 +84,24 @@ def run_or_exit(options: Sequence[str], run_words: Sequence[str], accepted_statu
         sys.exit(status)
 
 
-def main() -> None:
-    """Run the command: faults of the user's making are one line and a non-zero exit."""
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & {*arguments} or not arguments:
-        print(__doc__)
-        return
+def main() -> int:
+    """Run the command; return the exit status."""
     interrupts.install_handler(interrupts.raise_interrupt)
-    try:
-        register_resolver()
+    return run_guarded(__doc__, sys.argv[1:], _tune_and_print)
 
-        # ---- Step 1: the request.
-        checked_arguments = check_words(
-            arguments,
-            overrides.MULTIRUN_OPTIONS,
-            "python -m fedpfl.tune --help tells what it takes",
-        )
-        request = parse_request(checked_arguments)
 
-        # ---- Step 2: search, and run the chosen values.
-        with overrides.composing_once():
-            table = tune_methods(request, run_or_exit)
-
-        # ---- Step 3: the table.
-        (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
-        (request.folder / "tuned.csv").write_text(render(table, "csv"))
-        (request.folder / "tuned.tex").write_text(render(table, "latex"))
-        print(render(table, width=terminal_width()))
-    except (FedpflError, *overrides.HYDRA_ERRORS) as error:
-        print_notice(format_error(error))
-        sys.exit(2)
-    except KeyboardInterrupt as error:
-        interrupts.exit_interrupted(error, print_notice)
+def _tune_and_print(arguments: Sequence[str]) -> int:
+    """Search, run the chosen values, and print and write the table."""
+    advice = "python -m fedpfl.tune --help tells what it takes"
+    request = parse_request(check_words(arguments, overrides.MULTIRUN_OPTIONS, advice))
+    with overrides.composing_once():
+        table = tune_methods(request, run_or_exit)
+    (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
+    (request.folder / "tuned.csv").write_text(render(table, "csv"))
+    (request.folder / "tuned.tex").write_text(render(table, "latex"))
+    print(render(table, width=terminal_width()))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from unittest import mock
 
 import numpy as np
@@ -493,20 +493,19 @@ def parsed_once() -> Iterator[None]:
         yield
 
 
-def draw_small_partition(label_counts: Any, title: str, *names: Any) -> bytes:
-    """Return a pixel a count as a png file, for the picture takes half of a tiny run's time."""
+def draw_small_partition(label_counts: Any, file: BinaryIO, title: str, *names: Any) -> None:
+    """Write a pixel a count as a png file, for the picture takes half of a tiny run's time."""
     counts = np.asarray(label_counts)
     pixels = np.minimum(counts if counts.size else [[0]], 255).astype(np.uint8)
-    text, file = PngInfo(), io.BytesIO()
+    text = PngInfo()
     text.add_text("Title", title)
     Image.fromarray(pixels).save(file, "png", pnginfo=text)
-    return file.getvalue()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def small_pictures() -> Iterator[None]:
     """Let runs draw small pictures of their partitions; tests/record has the real ones."""
-    with mock.patch.object(rundir, "partition_png", draw_small_partition):
+    with mock.patch.object(rundir, "draw_partition", draw_small_partition):
         yield
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,13 +12,6 @@ from fedpfl.ground import drawing
 
 MAX_NAMES = 60
 MAX_NAME_LENGTH = 20
-
-
-def partition_png(label_counts: Any, title: str, *names_and_sizes: Sequence[Any]) -> bytes:
-    """Return the picture of `draw_partition` as a png file."""
-    file = io.BytesIO()
-    draw_partition(label_counts, file, title, *names_and_sizes)
-    return file.getvalue()
 
 
 def draw_partition(
@@ -45,6 +37,7 @@ def draw_partition(
     drawing.load_matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.figure import Figure
 
     # ---- Step 1: a figure that grows with its cells.
@@ -57,58 +50,37 @@ def draw_partition(
 
     # ---- Step 2: sizes above the map, which share the axis of clients.
     ratios = [1, max(2.0, height - 2)] if classes else [1]
-    size_axes, *map_axes = figure.subplots(
-        len(ratios), sharex=True, squeeze=False, height_ratios=ratios
-    )[:, 0]
-    _draw_sizes(size_axes, np.asarray(sizes) if len(sizes) else counts.sum(1))
-    size_axes.set_title(title, fontsize=10, wrap=True)
-    for axes in map_axes:
-        image = _draw_counts(axes, counts)
+    all_axes = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+    # One outline: thousands of bars take a minute.
+    heights = np.asarray(sizes) if len(sizes) else counts.sum(1)
+    all_axes[0].stairs(heights, np.arange(clients + 1) - 0.5, fill=True, color="0.35")
+    all_axes[0].set_ylabel("samples")
+    all_axes[0].set_title(title, fontsize=10, wrap=True)
+    for axes in all_axes[1:]:
+        # Counts span orders of magnitude. White is no sample; a single sample is visibly grey.
+        norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
+        greys = ListedColormap([str(level) for level in np.linspace(0.88, 0.0, 256)])
+        cells = np.ma.masked_equal(counts.T, 0)
+        image = axes.imshow(
+            cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest"
+        )
         axes.set_ylabel("label" if len(sizes) else "class")
-        _set_ticks(axes.yaxis, class_names, max_ticks=12, rotation=0)
+        _set_ticks(axes.yaxis, class_names, rotation=0)
         bar = figure.colorbar(image, ax=axes, label="samples", format="%d", pad=0.01, aspect=49)
         bar.minorticks_off()  # dozens, one by one
-    bottom_axes = [size_axes, *map_axes][-1]
-    bottom_axes.set_xlabel("client")
-    bottom_axes.set_xlim(-0.5, clients - 0.5)
-    _set_ticks(bottom_axes.xaxis, client_names, max_ticks=20, rotation=90)
+    all_axes[-1].set_xlabel("client")
+    all_axes[-1].set_xlim(-0.5, clients - 0.5)
+    _set_ticks(all_axes[-1].xaxis, client_names, rotation=90)
     figure.savefig(path, dpi=150)
 
 
-def _draw_counts(axes: Any, counts: np.ndarray) -> Any:
-    """Draw the sample counts `[clients, classes]` as a heat map; return its image."""
-    from matplotlib.colors import ListedColormap, LogNorm
-
-    # Counts span orders of magnitude. White is no sample; a single sample is visibly grey.
-    norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
-    greys = ListedColormap([str(level) for level in np.linspace(0.88, 0.0, 256)])
-    cells = np.ma.masked_equal(counts.T, 0)
-    return axes.imshow(
-        cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest"
-    )
-
-
-def _draw_sizes(axes: Any, sizes: np.ndarray) -> None:
-    """Draw each client's sample count."""
-    from matplotlib.ticker import MaxNLocator
-
-    # One outline: thousands of bars take a minute.
-    axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color="0.35")
-    axes.set_ylabel("samples")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _set_ticks(axis: Any, names: Sequence[str], max_ticks: int, rotation: int) -> None:
+def _set_ticks(axis: Any, names: Sequence[str], rotation: int) -> None:
     """Name the ticks of an axis, or number them without names or with too many."""
     from matplotlib.ticker import MaxNLocator
 
     if not 0 < len(names) <= MAX_NAMES:
-        axis.set_major_locator(MaxNLocator(nbins=max_ticks, integer=True))
+        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
         return
-    texts = []
-    for name in names:
-        short = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
-        # matplotlib reads text between dollars as a formula.
-        texts.append(short.replace("$", r"\$"))
+    # matplotlib reads text between dollars as a formula.
+    texts = [name[:MAX_NAME_LENGTH].replace("$", r"\$") for name in names]
     axis.set_ticks(range(len(names)), texts, rotation=rotation, size=7)

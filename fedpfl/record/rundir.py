@@ -21,7 +21,7 @@ from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests, rounds
-from fedpfl.record.picture import partition_png
+from fedpfl.record.picture import draw_partition
 from fedpfl.record.run_files import (
     differences_from,
     read_checkpoint,
@@ -265,7 +265,7 @@ class RunDirectory:
         self._write(name, "".join(lines).encode())
 
     def write_partition(self, record: PartitionRecord) -> None:
-        """Write partition.npz."""
+        """Write partition.npz, and partition.png unless it is there."""
         # Samples of all clients in one array; client k's are indices[offsets[k] : offsets[k + 1]].
         arrays: dict[str, Any] = {}
         for name in ("train", "test", "validation"):
@@ -281,19 +281,17 @@ class RunDirectory:
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
         self._write("partition.npz", archive.getvalue())
-
-    def draw_partition(self, record: PartitionRecord) -> None:
-        """Write partition.png where it is not there."""
-        if (self.path / "partition.png").exists():
-            return
-        picture = partition_png(
-            record.label_counts,
-            record.title,
-            record.client_names,
-            record.class_names,
-            record.sizes,
-        )
-        self._write("partition.png", picture)
+        if not (self.path / "partition.png").exists():
+            picture = io.BytesIO()
+            draw_partition(
+                record.label_counts,
+                picture,
+                record.title,
+                record.client_names,
+                record.class_names,
+                record.sizes,
+            )
+            self._write("partition.png", picture.getvalue())
 
     def write_masks(self, masks: Mapping[str, Any] | None) -> None:
         """Replace masks.json; None writes nothing."""

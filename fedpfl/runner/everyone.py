@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,8 +58,7 @@ class ClientTable:
         self.sample_counts = torch.cat([f.sample_counts() for f in federations])[order]
         self.client_names = list_client_names(run)
 
-    @cached_property
-    def partition_record(self) -> PartitionRecord:
+    def make_partition_record(self) -> PartitionRecord:
         """Return the samples of each client."""
         run = self._run
         federation = run.federation

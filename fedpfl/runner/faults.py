@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
+from fedpfl.config.messages import format_error
+from fedpfl.config.overrides import HYDRA_ERRORS
+from fedpfl.config.run_location import register_resolver
 from fedpfl.engine.backends import ranks
+from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
 from fedpfl.ground.origin import is_of_package
+from fedpfl.ground.terminal import print_notice
 from fedpfl.methods import METHODS
 
 MEMORY_SIGNS = (
@@ -35,10 +40,24 @@ EXIT_STATUS: dict[type[Exception], int] = {MethodError: 1, Diverged: 3}
 """Exit status by kind of error; 2 for all other kinds."""
 
 
-def find_exit_status(error: Exception) -> int:
-    """Return the exit status of a command after an error."""
-    statuses = (status for kind, status in EXIT_STATUS.items() if isinstance(error, kind))
-    return next(statuses, 2)
+def run_guarded(
+    help_text: str | None, words: Sequence[str], command: Callable[[Sequence[str]], int]
+) -> int:
+    """Run a command on its words; return the exit status.
+
+    Faults of the user's making are one line. Without words it prints the help.
+    """
+    if not words or {"-h", "--help"} & {*words}:
+        print(help_text)
+        return 0
+    try:
+        register_resolver()
+        return command(words)
+    except (FedpflError, *HYDRA_ERRORS) as error:
+        print_notice(format_error(error))
+        return EXIT_STATUS.get(type(error), 2)
+    except KeyboardInterrupt as error:
+        interrupts.exit_interrupted(error, print_notice)
 
 
 @contextmanager

@@ -110,8 +110,7 @@ class Session:
             run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
             backend = remote_backend or _make_backend(run, stage, progress)
             open_run = _OpenRun(run, path, progress, backend, ClientTable(run), self.trial)
-            # Loggers and callbacks may show the partition from the beginning.
-            open_run.describe_run(draws_partition=bool(callbacks or run.loggers))
+            open_run.describe_run()
 
             # ---- Step 3: introduce the run, and play its rounds.
             group = self.experiment or run.federation.name
@@ -147,7 +146,7 @@ class _OpenRun:
     client_table: ClientTable
     trial: SearchTrial | None
 
-    def describe_run(self, draws_partition: bool) -> None:
+    def describe_run(self) -> None:
         """Write the facts of the run into its directory before the first round."""
         directory = self.progress.directory
         search_facts = {"search": self.trial.study_name} if self.trial else {}
@@ -155,9 +154,7 @@ class _OpenRun:
         if getattr(self.backend, "keeps_states_at_nodes", False):
             run_facts["states"] = STATES_AT_NODES
         directory.write_summary(status="running", **run_facts, **search_facts)
-        directory.write_partition(self.client_table.partition_record)
-        if draws_partition:
-            directory.draw_partition(self.client_table.partition_record)
+        directory.write_partition(self.client_table.make_partition_record())
 
     def start_callbacks(
         self, group: str, needs: ResourceNeeds, quiet: bool, callbacks: Sequence[Callback]
@@ -220,7 +217,6 @@ class _OpenRun:
             callbacks.on_end("interrupted", {**directory.summary, "error": reason})
             raise
         except Diverged as error:
-            directory.draw_partition(self.client_table.partition_record)
             directory.write_summary(status="diverged", error=str(error))
             callbacks.on_end("diverged", directory.summary)
             raise
@@ -231,7 +227,6 @@ class _OpenRun:
         """Write the result of a finished run."""
         progress = self.progress
         directory = progress.directory
-        directory.draw_partition(self.client_table.partition_record)
         if directory.summary.get("states") != STATES_AT_NODES:
             directory.write_masks(self._compare_masks())
         directory.write_summary(

@@ -23,7 +23,7 @@ from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
 from fedpfl.record.console import Console, run_label
 from fedpfl.record.environment import describe_environment
 from fedpfl.record.logfile import LogFile
-from fedpfl.record.picture import draw_partition, partition_png
+from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import PartitionRecord, RunDirectory
 from tests.conftest import keep_quick
 from tests.report.test_listing import hold, is_locked
@@ -47,7 +47,7 @@ def row(number: int, accuracy: float | None = None) -> dict:
 
 @pytest.fixture(autouse=True)
 def real_pictures(monkeypatch):
-    monkeypatch.setattr(rundir, "partition_png", partition_png)
+    monkeypatch.setattr(rundir, "draw_partition", draw_partition)
 
 
 # ---- directory, status, lock
@@ -167,7 +167,6 @@ def test_partition_files(tmp_path, monkeypatch):
     with opened(tmp_path) as directory:
         record = PartitionRecord(train, test, counts, "three clients")
         directory.write_partition(record)
-        directory.draw_partition(record)
         with np.load(tmp_path / "partition.npz", allow_pickle=False) as stored:
             arrays = {name: array.tolist() for name, array in stored.items()}
         assert arrays == {
@@ -176,8 +175,8 @@ def test_partition_files(tmp_path, monkeypatch):
             "label_counts": counts.tolist(),
         }
         assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
-        monkeypatch.setattr(rundir, "partition_png", None)  # what is there is not drawn again
-        directory.draw_partition(record)
+        monkeypatch.setattr(rundir, "draw_partition", None)  # what is there is not drawn again
+        directory.write_partition(record)
 
 
 @pytest.mark.parametrize(("clients", "classes"), keep_quick([(1, 1), (100, 10), (1000, 200)]))
