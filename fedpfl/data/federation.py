@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
+from fedpfl.data.datasets.shared.missing import measure_fill
 from fedpfl.data.datasets.shared.samples import measure_channels
 from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import Partition
@@ -67,6 +68,7 @@ class Federation:
         client_names: Of these clients; empty where they are numbers alone.
         class_names: Empty where classes are numbers alone.
         feature_names: Of a table; empty of anything else.
+        fill: Per channel, for values that are absent (NaN); empty where none may be.
         is_elsewhere: Whether samples are at nodes, and x and y have their form alone: who holds
             which labels is not known.
     """
@@ -86,15 +88,18 @@ class Federation:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    fill: tuple[float, ...] = ()
     is_elsewhere: bool = False
-    # Mean and std as `[channels, 1, ...]`, made once on the device of x: a copy from the host for
-    # each batch would stall a GPU.
+    # Mean, std and fill as `[channels, 1, ...]`, made once on the device of x: a copy from the host
+    # for each batch would stall a GPU.
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
+    _fill: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape = (-1, *[1] * (self.x.dim() - 2))
-        for name, values in (("_shift", self.mean), ("_scale", self.std)):
+        constants = {"_shift": self.mean, "_scale": self.std, "_fill": self.fill}
+        for name, values in constants.items():
             tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
             object.__setattr__(self, name, tensor.view(shape))
 
@@ -286,8 +291,10 @@ class Federation:
         """Return samples `[..., *shape]` as (x - mean) / std per channel, float32.
 
         Pixels are divided by 255 first. Token ids, and signals without mean and std, are returned
-        as they are.
+        as they are. Absent values are filled first.
         """
+        if self.fill:
+            x = torch.where(x.isnan(), self._fill.to(x.device), x)
         if not self.mean:
             return x
         values = x.to(torch.float32).div(255) if x.dtype == torch.uint8 else x.clone()
@@ -351,9 +358,10 @@ def build_federation(
     # ---- Step 2: scale by the training samples of participants, so that nothing leaks.
     mean = samples.mean
     std = samples.std
+    participants = [indices for client, indices in enumerate(train) if client not in newcomers]
+    known = torch.cat(participants)
     if mean is None or std is None:
-        participants = [indices for client, indices in enumerate(train) if client not in newcomers]
-        train_mean, train_std = measure_channels(samples.x, torch.cat(participants))
+        train_mean, train_std = measure_channels(samples.x, known, samples.feature_names)
         mean = train_mean if mean is None else mean
         std = train_std if std is None else std
 
@@ -376,6 +384,7 @@ def build_federation(
         client_names=partition.client_names,
         class_names=samples.class_names,
         feature_names=samples.feature_names,
+        fill=measure_fill(samples, known, mean),
         is_elsewhere=samples.are_elsewhere,
     )
 

@@ -51,7 +51,7 @@ OPTIONS_OFF: dict[str, Any] = {
     "attack": {"name": "none", "clients": None},
     "defence": {"name": "mean"},
     "system": {"name": "none"},
-    "dataset": {"only": None, "categories": None},
+    "dataset": {"only": None, "categories": None, "missing": "refuse"},
     "partition": {"seed": None, "together": None, "by_name": False},
     "method": {"statistics": "aggregate", "nesterov": False, "personal_init": "initial"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},

@@ -70,10 +70,11 @@ class SiteForm(Message):
         _require(prod(self.shape) <= MAX_INPUT, f"more than {MAX_INPUT:,} entries")
         _require(self.labels == sort_texts(self.labels), "labels that are not in order")
         if self.columns:
-            names, levels = self.columns
-            for texts in (names, *levels.values()):
+            names, levels, empty = self.columns
+            for texts in (names, *levels.values(), empty):
                 _require(len({*texts}) == len(texts), "a column or category that stands twice")
             _require(bool(names) and levels.keys() <= {*names}, "categories that are no columns")
+            _require({*empty} <= {*names} - {*levels}, "empty cells of no column of numbers")
         return self
 
 
@@ -196,7 +197,7 @@ class Agreement(Message):
             )
         return check_samples(
             name=options["name"],
-            raw=Raw(x, y),
+            raw=Raw(x, y, missing="" if options["missing"] == "refuse" else options["missing"]),
             origin=origin,
             mean=options["mean"] or tuple(self.mean) or None,
             std=options["std"] or tuple(self.std) or None,
@@ -293,8 +294,10 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
             levels_by_site = {site: table.levels.get(column, []) for site, table in tables.items()}
             require_one_spelling(levels_by_site, f"{column} =")
             levels[column] = sorted({*chain(*levels_by_site.values())})
-        features = sum(len(levels.get(name, [name])) for name in names)
-        changes |= {"columns": Columns(names, levels), "shape": [features]}
+        # In the order of the columns, as one table of all would have them.
+        found = {*chain(*(table.empty for table in tables.values()))}
+        columns = Columns(names, levels, [name for name in names if name in found])
+        changes |= {"columns": columns, "shape": [len(name_features(columns))]}
 
     # ---- Step 4: what all have agreed on.
     facts = {
@@ -307,18 +310,25 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
 
 
 class SiteSums(Message):
-    """The exact sums of a site's training samples by channel, and of their squares."""
+    """The exact sums of a site's training samples by channel, of their squares, and their number."""
 
     key: dict[str, Any]
-    sums: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
+    sums: list[Annotated[list[int], Field(min_length=3, max_length=3)]]
 
-    def check(self, channels: int, count: int, is_image: bool) -> list[ChannelSums]:
-        """Return the sums of `count` values per channel. Raises FedpflError for impossible ones."""
+    def check(self, channels: int, counts: range, is_image: bool) -> list[ChannelSums]:
+        """Return the sums by channel. Raises FedpflError for impossible ones.
+
+        Args:
+            channels: Their number.
+            counts: How many values a channel may have.
+            is_image: Whether they are pixels.
+        """
         if len(self.sums) != channels:
             raise FedpflError(f"sums of {len(self.sums)} channels, where there are {channels}")
         largest = 255 if is_image else 2 ** (LARGEST_EXPONENT + FLOAT_BITS)
-        for values, squares in self.sums:
+        for values, squares, count in self.sums:
             # Cauchy and Schwarz: no values have a smaller sum of squares.
-            if not values**2 <= count * squares <= (count * largest) ** 2:
+            is_possible = values**2 <= count * squares <= (count * largest) ** 2
+            if count not in counts or not is_possible:
                 raise FedpflError(f"sums that {count} values cannot have")
-        return [ChannelSums(*pair) for pair in self.sums]
+        return [ChannelSums(*channel) for channel in self.sums]

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from fedpfl.config.dealing import Share
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run, build_run
+from fedpfl.data.datasets.shared.missing import BY_MEAN
 from fedpfl.data.datasets.shared.parts import ReadOptions, label_columns
 from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
 from fedpfl.data.datasets.sites import read_site, site_name
@@ -55,12 +56,16 @@ def are_samples_at_nodes(config: Mapping[str, Any]) -> bool:
 
 def require_sites_partition(plan: Plan) -> None:
     """Raise FedpflError for choices that need all sites in one place."""
-    partition = plan.config["partition"]
+    partition, dataset = plan.config["partition"], plan.config["dataset"]
+    missing = dataset["missing"]
     refusals = {
         f"partition={partition['name']} deals samples to clients": partition["name"] != "groups",
         "shift lays anew what clients hold": plan.shift,
         "partition.together splits samples by groups": partition.get("together"),
-        "dataset.only leaves out labels": plan.config["dataset"]["only"] is not None,
+        "dataset.only leaves out labels": dataset["only"] is not None,
+        f"dataset.missing={missing} needs the values of all sites": missing in ("median", "mode"),
+        "dataset.normalize=false leaves no mean to fill with": missing in BY_MEAN
+        and not dataset.get("normalize", True),
     }
     for choice, is_made in refusals.items():
         if is_made:
@@ -146,18 +151,19 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     message = pack_model(request)
     nodes = [*site_by_node]
     replies = grid.send_and_receive([(node, message) for node in nodes], settings.timeout)
-    totals = [ChannelSums(0, 0)] * federation.x.shape[1]
+    totals = [ChannelSums()] * federation.x.shape[1]
     # Without the sums of one site there is no scale, so that a fault here ends the beginning.
     for node, reply in zip(nodes, replies, strict=True):
         name = site_by_node[node].name
         count = train_sizes[agreement.names.index(name)] * values_per_sample
+        counts = range(0 if federation.fill else count, count + 1)
         try:
             answer = _open_reply(SiteSums, reply, key, settings.timeout)
-            sums = answer.check(len(totals), count, is_image)
+            sums = answer.check(len(totals), counts, is_image)
         except FedpflError as fault:
             raise FedpflError(f"{name} (node {node}): {fault}") from None
         totals = [total.add_sums(own) for total, own in zip(totals, sums, strict=True)]
-    mean, std = scale_channels(totals, sum(train_sizes) * values_per_sample, is_image)
+    mean, std = scale_channels(totals, is_image, federation.feature_names)
     return agreement.model_copy(update={"mean": [*mean], "std": [*std]})
 
 
@@ -255,6 +261,7 @@ class SiteNode:
             labels=label_columns(dataset["label"]),
             categories=tuple(dataset["categories"]),
             size=dataset["size"],
+            missing=dataset["missing"],
         )
         site, columns = read_site(path, self._options)
         self._facts = agreements.describe_site(site, name or site_name(path), columns)

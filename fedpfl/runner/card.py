@@ -29,7 +29,8 @@ USES = {
     "pt": "`torch.load(FILE, weights_only=True)` is the result of `fedpfl.load(RUN).personal(CLIENT)`.",
     "safetensors": "`safetensors.torch.load_file(FILE)` is a `state_dict` of "
     "`fedpfl.load(RUN).network()`, which takes samples as below; without fedpfl, scale them first "
-    "by `mean` and `std` (pixels are divided by 255 before), as the file's metadata has them.",
+    "by `mean` and `std` (pixels are divided by 255 before), and put `fill` for NaN, as the file's "
+    "metadata has them.",
     "torchscript": "`torch.jit.load(FILE)(x)` are the logits, `[samples, classes]`.",
     "pt2": "`torch.export.load(FILE).module()(x)` are the logits, `[samples, classes]`.",
     "mlflow": "`mlflow.pyfunc.load_model(FILE).predict(x)` has the logits, `[samples, classes]`.",

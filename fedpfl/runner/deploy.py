@@ -62,6 +62,8 @@ def describe_input(federation: Federation) -> dict[str, Any]:
     }
     if federation.feature_names:
         described["features"] = list(federation.feature_names)
+    if federation.fill:
+        described["fill"] = list(federation.fill)
     return described
 
 
@@ -84,7 +86,7 @@ def copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class InputScaling(nn.Module):
-    """Scale samples as training did; pixels and features become float32, token ids stay.
+    """Fill and scale samples as training did; pixels and features become float32, ids stay.
 
     Args:
         federation: data that the network was trained on.
@@ -92,19 +94,24 @@ class InputScaling(nn.Module):
 
     mean: Tensor
     std: Tensor
+    fill: Tensor
 
     def __init__(self, federation: Federation):
         super().__init__()
         self.is_image = federation.x.dtype == torch.uint8
         self.is_scaled = bool(federation.mean)
+        self.may_lack_values = bool(federation.fill)
         trailing_axes = [1] * (federation.x.dim() - 2)
-        for name, values in (("mean", federation.mean), ("std", federation.std)):
-            constants = torch.tensor(values, dtype=torch.float32).view((-1, *trailing_axes))
+        for name in ("mean", "std", "fill"):
+            values = torch.tensor(getattr(federation, name), dtype=torch.float32)
+            constants = values.view((-1, *trailing_axes))
             # In no state_dict: the network's own entries are all that `personal` has.
             self.register_buffer(name, constants, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale samples `[samples, ...]`."""
+        if self.may_lack_values:
+            x = torch.where(x.isnan(), self.fill, x)
         if not self.is_scaled:
             return x
         values = x.to(torch.float32)

@@ -32,8 +32,9 @@ from fedpfl.runner.needs import ResourceNeeds, format_mib
 
 LEARNT_OF_SITES = (
     "of each site its name, number of samples and their form, values of labels (of tables names of "
-    "columns, values of dataset.categories), sums and squares per channel unless dataset.mean and "
-    "dataset.std are set; nothing else of its data"
+    "columns, values of dataset.categories, columns with empty cells under missing=indicator), sums, "
+    "squares and numbers of values per channel unless dataset.mean and dataset.std are set; nothing "
+    "else of its data"
 )
 """Facts that the server learns of sites whose samples are at nodes."""
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedpfl import engine
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
+from fedpfl.data.datasets.shared.missing import name_indicator
 from fedpfl.data.datasets.shared.texts import to_array
 from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.backends.selection import make_backend
@@ -268,6 +269,8 @@ def _order_features(frame: Any, features: tuple[str, ...]) -> np.ndarray:
         raise FedpflError(
             "samples are a data frame, but the run's data are no table; give an array"
         )
+    told = {name_indicator(name): frame[name].isna() for name in frame.columns}
+    frame = frame.assign(**{name: told[name] for name in features if name in told})
     try:
         return frame[list(features)].to_numpy(np.float32, copy=True)
     except (KeyError, TypeError, ValueError) as error:
@@ -290,7 +293,8 @@ def _require_form(samples: Any, federation: Federation) -> Tensor:
             f"samples must be {dtype} [samples, {sample_axes} as those of data set"
             f" {federation.name}, got {array.dtype} {list(array.shape)}"
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    is_right = np.isfinite(array) | (bool(federation.fill) & np.isnan(array))
+    if array.dtype.kind == "f" and not is_right.all():
         raise FedpflError(
             "samples hold values that are not finite; mend or leave out those samples"
         )

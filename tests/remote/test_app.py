@@ -86,6 +86,7 @@ method=fedavg,fedper => is a sweep, and this is one run
 SITES shift.label_noise=0.1 => shift lays anew what clients hold
 SITES partition=iid => partition=iid deals samples to clients
 SITES dataset.only=[0,1] => dataset.only leaves out labels, and samples are at their nodes
+SITES dataset.missing=median => dataset.missing=median needs the values of all sites, and samples are at
 """
 
 

@@ -97,13 +97,24 @@ def write_tables(folder: Path) -> None:
         pd.DataFrame(columns)[names].to_csv(folder / f"{name}.csv", index=False)
 
 
+def write_empty_cells(folder: Path) -> None:
+    """Write tables with empty cells, of other columns at each site."""
+    write_tables(folder)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        table = pd.read_csv(file)
+        table.loc[::3, ["age", "dose", "ward"][number % 3]] = np.nan
+        table.to_csv(file, index=False)
+
+
 def write_folders(folder: Path) -> None:
     for number, name in enumerate(NAMES):
         write_images(folder / name, ("cat", "dog", "emu")[: 2 + number % 2], count=6 + number)
 
 
+TABLE = ["dataset.label=sick", "dataset.categories=[ward]"]
 FORMS = {
-    "tables": (write_tables, ["dataset.label=sick", "dataset.categories=[ward]"]),
+    "empty cells": (write_empty_cells, [*TABLE, "dataset.missing=indicator"]),
+    "tables": (write_tables, TABLE),
     "pixels with test parts": (write_pixels, ["partition.test_fraction=null"]),
     "arrays": (write_arrays, []),
     "arrays, one constant set": (write_arrays, ["dataset.mean=[0.,1,2,3,4]"]),
@@ -189,7 +200,7 @@ def test_nothing_is_told_but_what_docs_list(are_constants_set, overheard, here):
         assert fields["site"]["form"].keys() == {"dtype", "shape", "labels", "columns"}
     for fields in about_sites[4:]:
         assert fields.keys() == {"key", "sums"}
-        assert [len(pair) for pair in fields["sums"]] == [2] * 5
+        assert [len(channel) for channel in fields["sums"]] == [3] * 5
     assert "learnt of each site its name" in (path / "run.log").read_text()
     agreed = json.loads((path / "sites.json").read_text())["agreement"]
     assert [site["name"] for site in agreed["sites"]] == sorted(NAMES)
@@ -329,16 +340,17 @@ def test_what_no_site_can_be_is_refused_in_one_line(facts):
 
 HOSTILE_SUMS = {
     "nothing": None,
-    "nan": [[float("nan"), 1]],
-    "another number of channels": [[1, 1], [1, 1]],
-    "a negative sum of squares": [[0, -1]],
-    "squares that are too small": [[10 * 2**FLOAT_BITS, 1]],
-    "too large": [[2**400, 2**800]],
+    "nan": [[float("nan"), 1, 2]],
+    "another number of channels": [[1, 1, 2], [1, 1, 2]],
+    "a negative sum of squares": [[0, -1, 2]],
+    "squares that are too small": [[10 * 2**FLOAT_BITS, 1, 2]],
+    "too large": [[2**400, 2**800, 2]],
+    "fewer values": [[1, 1, 1]],
 }
 
 
 def read_sums(sums, is_image: bool = False):
-    return read_message(SiteSums, {"key": {}, "sums": sums}).check(1, 2, is_image)
+    return read_message(SiteSums, {"key": {}, "sums": sums}).check(1, range(2, 3), is_image)
 
 
 @pytest.mark.parametrize("sums", HOSTILE_SUMS.values(), ids=[*HOSTILE_SUMS])
@@ -349,7 +361,7 @@ def test_sums_that_cannot_be_are_refused_in_one_line(sums):
         read_sums(sums)
     assert str(refused.value).isprintable()
     with pytest.raises(FedpflError):
-        read_sums([[511, 2 * 255**2]], is_image=True)
+        read_sums([[511, 2 * 255**2, 2]], is_image=True)
 
 
 def test_a_node_that_lies_is_named(here, capsys):
@@ -366,7 +378,7 @@ def test_a_node_that_lies_is_named(here, capsys):
 
     def lie(answer):
         is_about_sums = "sums" in wire.unpack_message(answer)[0]
-        return change_about(sums=[[float("nan"), 1]] * 5)(answer) if is_about_sums else answer
+        return change_about(sums=[[float("nan"), 1, 2]] * 5)(answer) if is_about_sums else answer
 
     with pytest.raises(FedpflError, match=r"\(node 3\): a message .*: sums.0.0: "):
         app.run_server(Faulty(InProcessGrid(make_nodes(words)), 3, lie), words)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.hub import Split, count_test_rows, open_splits
 from fedpfl.data.datasets.shared.images import Side, read_own_images
+from fedpfl.data.datasets.shared.missing import Missing
 from fedpfl.data.datasets.shared.parts import (
     ReadOptions,
     join_parts,
@@ -44,6 +45,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     vocabulary: Annotated[int, AtLeast(3)] = VOCABULARY,
     length: Annotated[int, AtLeast(1)] = LENGTH,
     categories: tuple[str, ...] | None = None,
+    missing: Missing = "refuse",
     task: Task = CLASSIFICATION,
     together: str | None = None,
 ) -> Raw:
@@ -61,6 +63,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         vocabulary: Ids of texts, as in `ag_news`; words are counted in the training part.
         length: Words of a text.
         categories: The columns of inputs that become one feature per value.
+        missing: What fills empty cells of columns of numbers, as in `sites`.
         task: The purpose of the labels.
         together: The column with equal values for samples that stay together.
 
@@ -71,7 +74,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     inputs = label_columns(input)
     categories = categories or ()
     kind = _check_columns(splits, inputs, categories, [*filter(None, (label, by, together))])
-    options = ReadOptions(label_columns(label), categories, by, together, task=task)
+    labels = label_columns(label)
+    options = ReadOptions(labels, categories, by, together, task=task, missing=missing)
     columns = [*options.labels, *filter(None, (by, together))]
     if kind == "numbers":
         columns += inputs

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedpfl.data.datasets.shared.images import show_pixels
+from fedpfl.data.datasets.shared.missing import Missing
 from fedpfl.data.datasets.shared.parts import (
     Part,
     ReadOptions,
@@ -91,13 +92,14 @@ def hold_data(data: Any) -> HeldData:
     return _data_by_digest.setdefault(digest, HeldData(tuple(parts), digest))
 
 
-def memory(
+def memory(  # noqa: PLR0913 - its arguments are keys of the configuration
     source: Source,
     *,
     digest: str | None = None,
     label: str | tuple[str, ...] | None = None,
     categories: tuple[str, ...] = (),
     by: str | None = None,
+    missing: Missing = "refuse",
     task: Task = CLASSIFICATION,
     together: str | None = None,
 ) -> Raw:
@@ -109,6 +111,7 @@ def memory(
         label: The column of a table that holds the labels; of task=multilabel one per label.
         categories: Columns of a table that are no numbers: each becomes one feature per value.
         by: The column of a table that says which client a sample is of.
+        missing: What fills empty cells; indicator: the mean, beside a feature that tells.
         task: The purpose of the labels.
         together: The column of a table with equal values for samples that stay together.
 
@@ -121,7 +124,8 @@ def memory(
             "dataset=memory is for samples that a program holds, and it does not hold those of "
             "this run; give them: fedpfl.run(data=...), fedpfl.load(DIR, data=...)"
         )
-    options = ReadOptions(label_columns(label), categories, by, together, task=task)
+    labels = label_columns(label)
+    options = ReadOptions(labels, categories, by, together, task=task, missing=missing)
     return join_parts([_split_part(part, options) for part in held_data.parts], options)
 
 
@@ -158,7 +162,9 @@ def _read_part(value: Any, origin: str) -> Part:
     ]
     x, labels, *groups = arrays
     try:
-        x = to_floats(x) if x.dtype.kind == "f" else x  # so that equal samples have one digest
+        x = (
+            to_floats(x, True) if x.dtype.kind == "f" else x
+        )  # so that equal samples have one digest
     except ValueError as error:
         raise FedpflError(f"{origin}: {error}") from None
     return Part(origin, x, labels, groups=groups[0] if groups else None)

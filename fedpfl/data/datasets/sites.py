@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.archive import read_archive_part
 from fedpfl.data.datasets.shared.images import OWN_SUFFIXES, Side, read_own_images
+from fedpfl.data.datasets.shared.missing import Missing
 from fedpfl.data.datasets.shared.parts import (
     Part,
     ReadOptions,
@@ -31,13 +32,14 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task, require_classification
 
 
-def sites(
+def sites(  # noqa: PLR0913 - its arguments are keys of the configuration
     source: Source,
     *,
     path: Path | None = None,
     label: str | tuple[str, ...] | None = None,
     categories: tuple[str, ...] = (),
     size: Side = 64,
+    missing: Missing = "refuse",
     task: Task = CLASSIFICATION,
     together: str | None = None,
 ) -> Raw:
@@ -52,6 +54,7 @@ def sites(
         label: The column of a table that holds the labels; of task=multilabel one per label.
         categories: Columns of a table that are no numbers: each becomes one feature per value.
         size: Pixels each way to which images are scaled.
+        missing: What fills empty cells; indicator: the mean, beside a feature that tells.
         task: The purpose of the labels.
         together: The column, or array, with equal values for samples that stay together.
 
@@ -64,7 +67,14 @@ def sites(
     """
     if path is None:
         raise FedpflError("dataset=sites needs dataset.path=FOLDER, in which every entry is a site")
-    options = ReadOptions(label_columns(label), categories, together=together, size=size, task=task)
+    options = ReadOptions(
+        label_columns(label),
+        categories,
+        together=together,
+        size=size,
+        task=task,
+        missing=missing,
+    )
     return join_parts([_read_part(entry, options) for entry in list_sites(path)], options)
 
 
@@ -86,9 +96,9 @@ def read_site(
         raise FedpflError(f"{entry} does not exist; give the site that the node has")
     part = _read_part(entry, options)
     if part.is_table:
-        columns = columns or find_columns([part], options.categories)
-        part = encode_part(part, columns)
-    return check_part(part, options.task), columns
+        columns = columns or find_columns([part], options)
+        part = encode_part(part, columns, options)
+    return check_part(part, options), columns
 
 
 def list_sites(folder: Path) -> list[Path]:

@@ -300,7 +300,8 @@ def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:
 def _sample_key(rows: list[ClientRow]) -> tuple[Any, ...]:
     """Return the key of samples that look and are numbered alike."""
     federation = rows[0].federation
-    return id(federation.x), id(federation.y), federation.mean, federation.std, federation.augment
+    constants = (federation.mean, federation.std, federation.fill)
+    return id(federation.x), id(federation.y), *constants, federation.augment
 
 
 def _stacked_form(stacked: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:

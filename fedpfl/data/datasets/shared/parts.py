@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpfl.data.datasets.shared.missing import Missing
 from fedpfl.data.datasets.shared.samples import Raw, convert_labels, require_test_part, to_floats
 from fedpfl.data.datasets.shared.tables import (
     Columns,
@@ -74,6 +75,7 @@ class ReadOptions:
         together: The column with equal values for samples that stay in one split of one client.
         size: Pixels each way of images.
         task: The purpose of the labels.
+        missing: What fills absent values of inputs.
     """
 
     labels: tuple[str, ...] = ()
@@ -82,6 +84,12 @@ class ReadOptions:
     together: str | None = None
     size: int = 64
     task: Task = CLASSIFICATION
+    missing: Missing = "refuse"
+
+    @property
+    def may_lack_values(self) -> bool:
+        """Return True where values of inputs may be absent."""
+        return self.missing != "refuse"
 
 
 def label_columns(label: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -145,13 +153,16 @@ def join_parts(parts: Sequence[Part], options: ReadOptions, class_order: Sequenc
     if tables and len(tables) < len(parts):
         raise FedpflError(f"{tables[0].origin} is a table, and not all are; give all one kind")
     if tables:
-        columns = find_columns(parts, options.categories)
+        columns = find_columns(parts, options)
         features = name_features(columns)
-        parts = [encode_part(part, columns) for part in parts]
-    elif options.labels or options.categories or options.by:
+        parts = [encode_part(part, columns, options) for part in parts]
+    elif options.labels or options.categories or options.by or options.missing == "indicator":
         name = Path(parts[0].origin).name
-        raise FedpflError(f"dataset.label, by and categories are for tables, and {name} is none")
-    parts = [check_part(part, options.task) for part in parts]
+        raise FedpflError(
+            "dataset.label, by, categories and missing=indicator are for tables, and "
+            f"{name} is none"
+        )
+    parts = [check_part(part, options) for part in parts]
     _require_equal_forms(parts)
 
     # ---- Step 2: classes and clients by their names.
@@ -174,10 +185,11 @@ def join_parts(parts: Sequence[Part], options: ReadOptions, class_order: Sequenc
         labels = labels[order]
         groups = None if groups is None else groups[order]
         units = None if units is None else units[order]
-    return Raw(x, labels, groups, group_names, test_from, class_names, features, units)
+    missing = options.missing if options.may_lack_values else ""
+    return Raw(x, labels, groups, group_names, test_from, class_names, features, units, missing)
 
 
-def find_columns(parts: Sequence[Part], categories: Sequence[str]) -> Columns:
+def find_columns(parts: Sequence[Part], options: ReadOptions) -> Columns:
     """Find the features of tables, and the values of categories in all of them together.
 
     Raises:
@@ -194,20 +206,25 @@ def find_columns(parts: Sequence[Part], categories: Sequence[str]) -> Columns:
                 f"{', '.join(difference[:5])}"
             )
     levels = {}
-    for name in categories:
-        texts = _join_texts(parts, [part.x[name] for part in parts], name)
+    for name in options.categories:
+        texts = _join_texts(parts, [part.x[name] for part in parts], name, may_lack_values=True)
         levels[name] = np.unique(texts).tolist()
-    return Columns(names, levels)
+    empty: list[str] = []
+    if options.missing == "indicator":
+        numbers = [name for name in names if name not in levels]
+        empty = [name for name in numbers if any(part.x[name].isna().any() for part in parts)]
+    return Columns(names, levels, empty)
 
 
-def encode_part(part: Part, columns: Columns) -> Part:
+def encode_part(part: Part, columns: Columns, options: ReadOptions) -> Part:
     """Return a part with features in place of its table. Raises FedpflError for a wrong cell."""
-    return replace(part, x=encode_features(part.x, columns, part.origin))
+    x = encode_features(part.x, columns, part.origin, options.may_lack_values)
+    return replace(part, x=x)
 
 
-def check_part(part: Part, task: Task) -> Part:
+def check_part(part: Part, options: ReadOptions) -> Part:
     """Return a part with finite inputs and with labels of its task. Raises FedpflError."""
-    x = part.x
+    x, task = part.x, options.task
     if not len(x):
         raise FedpflError(f"{part.origin} has no sample; leave it out")
     for name in ("y", "groups", "units"):
@@ -219,7 +236,7 @@ def check_part(part: Part, task: Task) -> Part:
     try:
         require_test_part(part.test_from, len(x))
         labels = part.y if task is CLASSIFICATION else convert_labels(part.y, task)
-        x = to_floats(x) if x.dtype.kind == "f" else x
+        x = to_floats(x, options.may_lack_values) if x.dtype.kind == "f" else x
     except ValueError as error:
         raise FedpflError(f"{part.origin}: {error}") from None
     return replace(part, x=x, y=labels)
@@ -307,13 +324,16 @@ def _number_clients(parts: Sequence[Part]) -> tuple[np.ndarray | None, tuple[str
     return groups, group_names
 
 
-def _join_texts(parts: Sequence[Part], values: Sequence[Any], noun: str) -> np.ndarray:
+def _join_texts(
+    parts: Sequence[Part], values: Sequence[Any], noun: str, may_lack_values: bool = False
+) -> np.ndarray:
     """Join the values of all parts as texts in one spelling.
 
     Args:
         parts: The parts.
         values: Those of each part, `[samples]`.
         noun: The name of a value in messages.
+        may_lack_values: Whether a value may be missing, which is left out.
 
     Raises:
         FedpflError: A value is missing, or two parts, or clients in them, write one in two ways.
@@ -323,12 +343,16 @@ def _join_texts(parts: Sequence[Part], values: Sequence[Any], noun: str) -> np.n
     texts_by_part: list[np.ndarray] = []
     texts_by_holder: dict[str, list[str]] = {}
     for part, part_values in zip(parts, values, strict=True):
+        groups = part.groups
+        if may_lack_values:
+            is_there = part_values.notna().to_numpy()
+            part_values = part_values[is_there]
+            groups = None if groups is None else groups[is_there]
         texts = to_texts(part_values, f"{part.origin}: {noun}")
         texts_by_part.append(texts)
         holders = np.full(len(texts), part.origin)
-        if part.groups is not None and noun != "client":
-            groups = to_texts(part.groups, part.origin)
-            holders = np.char.add(f"{part.origin}, ", groups)
+        if groups is not None and noun != "client":
+            holders = np.char.add(f"{part.origin}, ", to_texts(groups, part.origin))
         pairs = pd.DataFrame({"holder": holders, "text": texts}).drop_duplicates()
         for holder, rows in pairs.groupby("holder")["text"]:
             texts_by_holder[str(holder)] = rows.tolist()

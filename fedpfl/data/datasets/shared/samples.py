@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -47,6 +46,8 @@ class Samples:
         are_elsewhere: Whether all samples are at nodes, and x and y have their form alone.
         feature_names: Names of a table's features; empty of arrays.
         units: int64 `[samples]`; samples of one unit, such as a patient, stay together.
+        missing: What fills values of x that are absent (NaN), one of `missing.Missing`; empty: all
+            are there.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Samples:
     are_elsewhere: bool = field(default=False, metadata=FINGERPRINTED_IF_SET)
     feature_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
     units: Tensor | None = field(default=None, metadata=FINGERPRINTED_IF_SET)
+    missing: str = field(default="", metadata=FINGERPRINTED_IF_SET)
 
     def take_rows(self, rows: Tensor, **changes: Any) -> Samples:
         """Return some of the samples, with changes of the fields that are not by sample."""
@@ -82,6 +84,7 @@ class Raw(NamedTuple):
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
     units: np.ndarray | None = None  # whole numbers
+    missing: str = ""
 
 
 def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
@@ -134,7 +137,7 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         FedpflError: If the samples have another form, or the constants do not fit them.
     """
     try:
-        x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
+        x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x, bool(raw.missing))))
         y, classes, class_names = _check_labels(raw, task, classes)
         require_test_part(raw.test_from, len(x))
         groups = _check_groups(raw)
@@ -154,6 +157,7 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         class_names=class_names,
         feature_names=raw.feature_names,
         units=None if raw.units is None else torch.from_numpy(raw.units.astype(np.int64)),
+        missing=raw.missing,
     )
 
 
@@ -193,11 +197,11 @@ def select_classes(samples: Samples, labels: Sequence[int | str]) -> Samples:
 # ---- Checks; they raise ValueError
 
 
-def _check_inputs(x: np.ndarray) -> np.ndarray:
+def _check_inputs(x: np.ndarray, may_lack_values: bool) -> np.ndarray:
     """Return images, signals or token ids in the form of `Samples`."""
     is_filled = 0 not in x.shape[1:]
     if x.dtype.kind == "f" and x.ndim > 1 and is_filled:
-        return _channels_first(to_floats(x))
+        return _channels_first(to_floats(x, may_lack_values))
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and is_filled:
         if len(x) and not 0 <= x.min() <= x.max() < 2**31:
             raise ValueError(
@@ -214,12 +218,13 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
     )
 
 
-def to_floats(x: np.ndarray) -> np.ndarray:
+def to_floats(x: np.ndarray, may_lack_values: bool = False) -> np.ndarray:
     """Convert floats to float32. Raises ValueError for a value that is not finite."""
     with np.errstate(over="ignore"):  # too large a value becomes infinite
         x = x.astype(np.float32, copy=False)
-    if not np.isfinite(x).all():
-        row = int(np.argwhere(~np.isfinite(x))[0][0])
+    is_right = np.isfinite(x) | (np.isnan(x) & may_lack_values)
+    if not is_right.all():
+        row = int(np.argwhere(~is_right)[0][0])
         raise ValueError(f"a number in row {row + 1} is not finite, or not as float32")
     return x
 
@@ -352,12 +357,12 @@ def _to_scale(values: Sequence[float] | None) -> tuple[float, ...] | None:
     return None if values is None else tuple(map(float, values))
 
 
-def measure_channels(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measure_channels(
+    x: Tensor, index: Tensor, names: Sequence[str] = ()
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Measure mean and standard deviation per channel or feature of some samples.
 
     Those of images are of x / 255. The deviation of a constant channel is one grey level, of
-    signals 1. The device of x does not matter.
+    signals 1. The device of x does not matter. Raises FedpflError for a feature without a value.
     """
-    is_image = x.dtype == torch.uint8
-    values_per_channel = len(index) * math.prod(x.shape[2:])
-    return scale_channels(sum_channels(x, index), values_per_channel, is_image)
+    return scale_channels(sum_channels(x, index), x.dtype == torch.uint8, names)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl.ground.errors import FedpflError
+
 FLOAT_BITS = 149
 """A float32 is a whole number of 2^-149, and its square one of 2^-298."""
 MANTISSA_BITS = 24
@@ -24,28 +26,29 @@ class ChannelSums(NamedTuple):
     Attributes:
         values: Sum of the values, in units of 1 for pixels, of 2^-149 for floats.
         squares: Sum of their squares, in the square of that unit.
+        count: How many values there are; NaN is none.
     """
 
-    values: int
-    squares: int
+    values: int = 0
+    squares: int = 0
+    count: int = 0
 
     def add_sums(self, addend: ChannelSums) -> ChannelSums:
         """Return the sums of both."""
-        return ChannelSums(self.values + addend.values, self.squares + addend.squares)
+        return ChannelSums(*(own + other for own, other in zip(self, addend, strict=True)))
 
-    def find_scale(self, count: int, is_image: bool) -> tuple[float, float]:
+    def find_scale(self, is_image: bool) -> tuple[float, float]:
         """Return mean and standard deviation.
 
         The deviation of a constant channel is one grey level, of signals 1.
 
         Args:
-            count: How many values there are.
             is_image: Whether they are pixels, scaled as x / 255.
         """
         # Whole numbers of any length until here; one division rounds, on every machine alike.
-        denominator = count * (255 if is_image else 2**FLOAT_BITS)
+        denominator = self.count * (255 if is_image else 2**FLOAT_BITS)
         mean = self.values / denominator
-        variance = (count * self.squares - self.values**2) / denominator**2
+        variance = (self.count * self.squares - self.values**2) / denominator**2
         deviation = math.sqrt(variance)
         if is_image:
             return mean, max(deviation, 1 / 255)
@@ -59,10 +62,20 @@ def sum_channels(x: Tensor, index: Tensor) -> list[ChannelSums]:
 
 
 def scale_channels(
-    sums: Sequence[ChannelSums], count: int, is_image: bool
+    sums: Sequence[ChannelSums], is_image: bool, names: Sequence[str] = ()
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel; see ChannelSums.find_scale."""
-    scales = [channel.find_scale(count, is_image) for channel in sums]
+    """Return mean and standard deviation per channel; see ChannelSums.find_scale.
+
+    Raises:
+        FedpflError: A channel, or feature of these names, has no value.
+    """
+    for number, channel in enumerate(sums):
+        if not channel.count:
+            name = names[number] if names else f"number {number + 1}"
+            raise FedpflError(
+                f"feature {name} has no value in any training sample; leave the column out"
+            )
+    scales = [channel.find_scale(is_image) for channel in sums]
     return tuple(mean for mean, _ in scales), tuple(deviation for _, deviation in scales)
 
 
@@ -73,16 +86,17 @@ def _sum_channel(values: Tensor) -> ChannelSums:
         counts = torch.bincount(values, minlength=256)
         levels = torch.arange(256)
         products = levels * counts.cpu()
-        return ChannelSums(int(products.sum()), int((levels * products).sum()))
+        return ChannelSums(int(products.sum()), int((levels * products).sum()), len(values))
     # A float32 is m 2^e with a whole number m of 24 bits. Doubles hold the sum of up to 2^29 such
     # numbers exactly; squares have 48 bits, in two halves.
+    values = values[~values.isnan()]
     fractions, exponents = np.frexp(values.cpu().double().numpy())
     mantissas = (fractions * 2**MANTISSA_BITS).astype(np.int64)
     upper, lower = np.divmod(mantissas**2, 2**MANTISSA_BITS)
     steps = exponents + FLOAT_BITS
     total = _sum_by_step(mantissas, steps, 1)
     squares = _sum_by_step(upper, steps, 2) * 2**MANTISSA_BITS + _sum_by_step(lower, steps, 2)
-    return ChannelSums(total >> MANTISSA_BITS, squares >> 2 * MANTISSA_BITS)
+    return ChannelSums(total >> MANTISSA_BITS, squares >> 2 * MANTISSA_BITS, len(values))
 
 
 def _sum_by_step(numbers: np.ndarray, steps: np.ndarray, power: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedpfl.data.datasets.shared.missing import name_indicator
 from fedpfl.data.datasets.shared.samples import to_floats
 from fedpfl.data.datasets.shared.texts import clean_text, require_values, to_texts
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
@@ -26,7 +27,8 @@ CAUSES = (
     (r"\d{1,2}:\d{2}(:\d{2})?", "it may be a time; make it a number of minutes"),
     (
         r"(?i)nan?|n/a|none|null|missing|unknown|[?.\-]+|#.+[!?/].*",
-        "it may stand for a missing value; fill it in",
+        "it may stand for a missing value; fill it in, or leave the cell empty and set "
+        "dataset.missing=mean",
     ),
     (r"[<>≤≥]=?\s*[\d.,]+", "it may be beyond a limit; write a number"),
     (r"[+-]?[\d.]+\s*[^\d\s]+", "it may have a unit; write the number alone"),
@@ -40,10 +42,12 @@ class Columns(NamedTuple):
     Attributes:
         names: Of the features, in their order.
         levels: The values of each category.
+        empty: Columns of numbers that a feature beside them tells empty cells of.
     """
 
     names: list[str]
     levels: dict[str, list[str]]
+    empty: list[str]
 
 
 # ---- Reading
@@ -116,23 +120,33 @@ def check_frame(frame: pd.DataFrame, origin: str) -> pd.DataFrame:
 # ---- Encoding
 
 
-def encode_features(frame: pd.DataFrame, columns: Columns, origin: str) -> np.ndarray:
+def encode_features(
+    frame: pd.DataFrame, columns: Columns, origin: str, may_lack_values: bool = False
+) -> np.ndarray:
     """Return features of a table, float32 `[samples, features]`, one for each value of a category.
+
+    Where values may be absent, an empty number is NaN, and an empty category has none of its values.
 
     Raises:
         FedpflError: A cell has no value, or is no number.
     """
     features: list[np.ndarray] = []
     for name in columns.names:
-        levels = columns.levels.get(name)
+        column, levels = frame[name], columns.levels.get(name)
+        column_text = f"{origin}: column {name!r}"
+        is_empty = column.isna().to_numpy()
+        if not may_lack_values:
+            require_values(is_empty, column_text, "row", 1, ", or set dataset.missing=mean")
         if levels is None:
-            features.append(read_numbers(frame[name], origin))
+            numbers = read_numbers(column.mask(is_empty, 0).infer_objects(), origin)
+            features.append(np.where(is_empty, np.nan, numbers))
+            if name in columns.empty:
+                features.append(is_empty)
             continue
-        texts = to_texts(frame[name], f"{origin}: column {name!r}")
-        if unknown := {*texts.tolist()} - {*levels}:
-            raise FedpflError(
-                f"{origin}: column {name!r} has {min(unknown)!r}, which no other site has"
-            )
+        texts = np.full(len(column), "", dtype=object)
+        texts[~is_empty] = to_texts(column[~is_empty], column_text)
+        if unknown := {*texts.tolist()} - {*levels, ""}:
+            raise FedpflError(f"{column_text} has {min(unknown)!r}, which no other site has")
         features += [texts == level for level in levels]
     return np.stack(features, 1).astype(np.float32)
 
@@ -143,6 +157,8 @@ def name_features(columns: Columns) -> tuple[str, ...]:
     for name in columns.names:
         levels = columns.levels.get(name)
         features += [name] if levels is None else [f"{name}={level}" for level in levels]
+        if name in columns.empty:
+            features.append(name_indicator(name))
     return tuple(features)
 
 

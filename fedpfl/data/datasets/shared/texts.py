@@ -55,13 +55,13 @@ def to_array(values: Any, origin: str) -> np.ndarray:
 
 
 def require_values(
-    is_missing: np.ndarray, origin: str, noun: str = "sample", first: int = 0
+    is_missing: np.ndarray, origin: str, noun: str = "sample", first: int = 0, advice: str = ""
 ) -> None:
     """Raise FedpflError for the first missing value of an array."""
     if is_missing.any():
         position = int(np.argwhere(is_missing)[0][0]) + first
         raise FedpflError(
-            f"{origin} has no value in {noun} {position}; fill it in, or leave the {noun} out"
+            f"{origin} has no value in {noun} {position}; fill it in, or leave the {noun} out{advice}"
         )
 
 
