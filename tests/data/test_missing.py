@@ -75,7 +75,7 @@ def test_models_that_are_taken_home_fill_by_the_same_numbers(tmp_path):
     rows = frame.assign(**{f"{name} is missing": frame[name].isna() for name in frame})[names]
     module = torch.jit.load(tmp_path / "models" / "site0.pt")
     assert torch.allclose(module(torch.tensor(rows.to_numpy(np.float32))), logits, atol=1e-5)
-    assert "filled in: indicator; `dose is missing`" in (tmp_path / "models/card.md").read_text()
+    assert "filled in: indicator; `dose is missing`" in (tmp_path / "models/README.md").read_text()
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["input"]["fill"] == summary["input"]["mean"]
     assert trained.config["dataset"]["missing"] == "indicator"
