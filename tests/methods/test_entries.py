@@ -24,15 +24,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.engine import masks
 from fedpfl.ground import tree
-from fedpfl.methods import (
-    PSPFL,
-    FedCAC,
-    FedDPA,
-    FedOBP,
-    FedPURIN,
-    FedSelect,
-    Method,
-)
+from fedpfl.methods import PSPFL, FedCAC, FedDPA, FedOBP, FedPURIN, FedSelect, Method
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
 from fedpfl.papers.fedobp.tables import is_paper_fedobp

@@ -1,6 +1,7 @@
 """What each method promises besides its formula, asked of the rows of expectations.py."""
 
 import ast
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -9,6 +10,7 @@ import pytest
 
 from fedpfl.engine import Outcome, State, make_backend, make_initial_state
 from fedpfl.engine.calls import Counts, EvalCall
+from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Method
 from fedpfl.testing.toy import COHORTS, MethodTrial, as_engine, tiny_federation
@@ -26,7 +28,7 @@ from tests.conftest import (
     record_rounds,
     tiny,
 )
-from tests.methods.expectations import EXPECTED, NEVER_TRAINED, RANGES, Limit
+from tests.methods.expectations import EXPECTED, LIMITS, NEVER_TRAINED, RANGES
 
 SHORT = replace(LOCAL, epochs=1)
 FEDERATIONS = {
@@ -34,10 +36,6 @@ FEDERATIONS = {
     "equal": (make_federation((40,) * 3, (8,) * 3), [[0, 1, 2]] * 2),
     "single": (make_federation((65,), (10,)), [[0]] * 2),
 }
-
-
-def case_id(name: str, values: Any) -> str:
-    return "-".join([name, *(f"{key}={value}" for key, value in values.items())])
 
 
 @cache
@@ -64,47 +62,65 @@ def main_statistics(method: Method, state: State) -> Any:
     return state.server_buffers.get(role) or state.client_buffers[role]
 
 
-LIMITS = [
-    pytest.param(name, limit, id=case_id(name, {**limit.values, "clients": limit.clients}))
-    for name, expect in EXPECTED.items()
-    for limit in expect.limits
-]
+def read_values(words: Iterable[str]) -> dict[str, Any]:
+    """Return the values of words such as `alpha=1.0`."""
+    pairs = (word.partition("=") for word in words)
+    return {key: ast.literal_eval(value) for key, _, value in pairs}
+
+
+def read_method(text: str) -> Method:
+    name, *words = text.split()
+    return build_method(name, **read_values(words))
+
+
+def find_model(server: Any) -> dict[str, Any]:
+    """Return the entries of the model that a server has."""
+    if {"body", "head"} <= server.keys():
+        return {**server["body"], **server["head"]}
+    return server.get("model", server.get("body", server))
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), keep_one_of_each(LIMITS, kind_of=lambda case: case.values[0])
+    ("method", "other"),
+    keep_one_of_each(read_cases(LIMITS), kind_of=lambda case: case[0].split()[0]),
 )
-def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str) -> None:
-    method, other = build_method(name, **limit.values), limit.other
-    states, outcomes = play_two_rounds(method, method.pairs, limit.clients, backend)
-    others, other_outcomes = play_two_rounds(other, method.pairs, limit.clients, backend)
+def test_at_its_limit_a_method_is_another(method: str, other: str, backend: str) -> None:
+    method, (other, _, told) = read_method(method), other.partition(" | ")
+    other, words = read_method(other), told.split()
+    given = read_values(word for word in words if "=" in word)
+    clients = next((word for word in words if word in FEDERATIONS), "ragged")
+    is_whole = not {"cohort", "nobody", "first_round"} & {*words}
+    states, outcomes = play_two_rounds(method, method.pairs, clients, backend)
+    others, other_outcomes = play_two_rounds(other, method.pairs, clients, backend)
     assert differing(states[0], states[-1])
-    atol = limit.batched_atol if backend == "batched" and not limit.atol else limit.atol
+    atol = given.get("atol", given.get("batched_atol", 0.0) if backend == "batched" else 0.0)
     require_equal = partial(assert_close, atol=atol, rtol=0.0) if atol else assert_same
 
-    played_rounds = 1 if limit.first_round_only else len(outcomes)
-    for played in range(1, played_rounds + 1):
+    for played in range(1, 2 if "first_round" in words else len(states)):
         state, other_state = states[played], others[played]
-        if limit.model:
-            require_equal(
-                limit.model(state.server), other_state.server.get("body", other_state.server)
-            )
-            if method.buffers() == other.buffers():
-                require_equal(main_statistics(method, state), main_statistics(other, other_state))
-        if limit.evaluated == "everyone":
+        pair = find_model(state.server), find_model(other_state.server)
+        shapes = [
+            {(name, getattr(leaf, "shape", ())) for name, leaf in own.items()} for own in pair
+        ]
+        names = [name for name, _ in set.intersection(*shapes)]
+        assert names or is_whole or "cohort" in words
+        require_equal(*(tree.select(own, names) for own in pair))
+        if names and method.buffers() == other.buffers():
+            require_equal(main_statistics(method, state), main_statistics(other, other_state))
+        if is_whole:
             counts, other_counts = (
-                evaluate_all(each, method.pairs, limit.clients, backend, played)
+                evaluate_all(each, method.pairs, clients, backend, played)
                 for each in (method, other)
             )
             require_equal(counts.correct, other_counts.correct)
             # Clients that share a model are counted in one pass, whose sums round in other places.
             assert_close(counts.loss, other_counts.loss, atol=max(atol, 1e-5))
-        if limit.evaluated != "nobody":
+        if is_whole or "cohort" in words:
             outcome, other_outcome = outcomes[played - 1], other_outcomes[played - 1]
             require_equal(
                 (outcome.before, outcome.after), (other_outcome.before, other_outcome.after)
             )
-        if limit.evaluated == "cohort":
+        if "cohort" in words:
             require_equal(outcome.loss, other_outcome.loss)
 
 

@@ -17,15 +17,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import (
-    Batch,
-    FedRolex,
-    FedSPU,
-    FjORD,
-    FlexFL,
-    HeteroFL,
-    SubFLOT,
-)
+from fedpfl.methods import Batch, FedRolex, FedSPU, FjORD, FlexFL, HeteroFL, SubFLOT
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons
 from fedpfl.testing.toy import CPU, tiny

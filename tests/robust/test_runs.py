@@ -6,13 +6,7 @@ import pytest
 
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import (
-    assert_refused,
-    play_rows,
-    read_checkpoint,
-    read_summary,
-    read_table,
-)
+from tests.command import assert_refused, play_rows, read_checkpoint, read_summary, read_table
 from tests.conftest import assert_same, keep_quick, read_cases
 from tests.record.test_damage import interrupt
 

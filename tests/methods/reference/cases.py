@@ -196,10 +196,7 @@ def have_tuned(want: plain.Result) -> bool:
 
 CASES |= {
     "fedala-0": Case(m.FedALA(), fedala_loops("classifier")),
-    "fedala-1": Case(
-        m.FedALA(layers=2, eta=5.0, share=1.0),
-        fedala_loops("classifier", "fc"),
-    ),
+    "fedala-1": Case(m.FedALA(layers=2, eta=5.0, share=1.0), fedala_loops("classifier", "fc")),
     "knn_per-logits": Case(
         m.KNNPer(3, 0.8, 0.05, distance="euclidean", mix="logits"), models.knn_per, "held"
     ),
@@ -219,9 +216,7 @@ def pfedhn(s: plain.Setting, method: Any) -> plain.Result:
 FEW = {"hidden": 10, "lr": 0.05}
 CASES |= {
     f"pfedhn-{name}": Case(
-        method,
-        pfedhn,
-        extras=lambda report: {"learned": report.state.server["learned"]},
+        method, pfedhn, extras=lambda report: {"learned": report.state.server["learned"]}
     )
     for name, method in {
         "sequential": m.PFedHN(order="sequential", rows="all", depth=1, embedding_lr=0.2, **FEW),
@@ -324,11 +319,7 @@ CASES |= {
     ]
 }
 CASES |= {
-    name: build(
-        method,
-        partial(groups.apple, rounds=3),
-        extras=relations,
-    )
+    name: build(method, partial(groups.apple, rounds=3), extras=relations)
     for name, build, method in [
         ("apple-exponential", Case, m.APPLE(rate=0.5, mu=2.0, until=0.6)),
         ("apple-cosine", normed, m.APPLE(rate=2.0, mu=1.0, schedule="cosine", until=2.0)),
@@ -485,10 +476,7 @@ def biases(report: RoundReport) -> Any:
 
 CASES |= {
     name: Case(
-        method,
-        partial(heads.feddbe, first=draw_order("gather")),
-        extras=biases,
-        evaluated="logits",
+        method, partial(heads.feddbe, first=draw_order("gather")), extras=biases, evaluated="logits"
     )
     for name, method in {
         "feddbe-0": m.FedDBE(kappa=20.0, rho=0.3, bias_lr=0.5),

@@ -16,12 +16,7 @@ from fedpfl.methods import Batch, FedAvg, LocalOnly
 from fedpfl.testing.toy import LOCAL, flatten
 from tests.conftest import assert_close, assert_same, find_eval_job, keep_only, record_rounds
 from tests.methods.reference import plain
-from tests.methods.reference.cases import (
-    CASES,
-    LEFT_TO_TEST_ALL,
-    Case,
-    RoundReport,
-)
+from tests.methods.reference.cases import CASES, LEFT_TO_TEST_ALL, Case, RoundReport
 from tests.methods.reference.conftest import COHORTS, SEED, make_world
 
 
