@@ -25,9 +25,9 @@ COLUMNS = (
 )
 PARTITION = "Dir(0.1), "
 ATTACKS = ("backdoor", "replacement")
-SHOWN = ("Local-Only", "FedAvg", "FedPer", "FedRep", "Ditto", "kNN-Per", "FedOBP")
+SHOWN = ("Local-Only", "FedAvg", "FedPer", "kNN-Per", "FedOBP")
 """Methods of the page; the file has more, and more attacks."""
-DEFENDED = ("FedAvg, multi_krum", "FedPer, median", "FedRep, multi_krum")
+DEFENDED = ("FedAvg, multi_krum", "FedPer, median")
 SHIFTS = {"permutation": "label_permutation", "rotation": "rotation=360.0, at=[20]"}
 DRIFT_COLUMNS = ("before_shift", "accuracy", "accuracy_worst10", "recovery")
 
