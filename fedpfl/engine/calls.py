@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from fedpfl.engine.keys import Draws, generator, track_global_draws
 from fedpfl.engine.state import State
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.train_plan import FineTuning
+from fedpfl.ground import tree
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Method, Turn
@@ -149,6 +150,12 @@ class EvalCall:
 Call = TrainCall | EvalCall
 AnyCall = TypeVar("AnyCall", TrainCall, EvalCall)
 Answer = Participation | dict[str, Any] | Exception
+
+
+def select_clients(call: AnyCall, positions: Sequence[int]) -> AnyCall:
+    """Return the call about the clients at some positions."""
+    overlay = call.overlay and tree.take(call.overlay, torch.tensor(positions))
+    return replace(call, clients=[call.clients[i] for i in positions], overlay=overlay)
 
 
 def estimate_work(call: Call, client: int) -> float:

@@ -11,7 +11,13 @@ from torch import Generator, Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Backend, reproducible_arithmetic
-from fedpfl.engine.calls import Counts, Participation, TrainCall, with_before_turn
+from fedpfl.engine.calls import (
+    Counts,
+    Participation,
+    TrainCall,
+    select_clients,
+    with_before_turn,
+)
 from fedpfl.engine.hostile import defend_uploads, forge_uploads
 from fedpfl.engine.keys import Draws, generator, track_global_draws
 from fedpfl.engine.protect import ProtectedUploads, protect_uploads
@@ -311,14 +317,10 @@ def _train_by_own_settings(
         call = with_before_turn(call)
     participations = []
     for local, positions in positions_by_local.items():
-        group_call = replace(
-            call,
-            clients=[call.clients[position] for position in positions],
-            local=local,
-            flop_settings=(local,),
-            overlay=call.overlay and tree.take(call.overlay, torch.tensor(positions)),
+        group_call = select_clients(call, positions)
+        participations.append(
+            backend.run_one(replace(group_call, local=local, flop_settings=(local,)))
         )
-        participations.append(backend.run_one(group_call))
     if len(participations) == 1:
         return participations[0]
     stacked = tree.concatenate_trees(participations)

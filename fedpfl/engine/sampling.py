@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Engine
 from fedpfl.engine.backends.loop import LoopBackend
-from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.state import make_initial_state
-from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import find_poisson_steps
-from fedpfl.engine.training.participation import run_evaluation, run_participation
+from fedpfl.engine.training.participation import find_train_job
 from fedpfl.engine.training.train_plan import FineTuning, with_epoch_numbers
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Method
@@ -81,22 +79,10 @@ class SamplingRehearsal:
 
     def _rehearse(self, call: Any, short_call: Any) -> ClientSteps:
         """Return the steps of a call by client, after its shortest form has run."""
-        job = self._find_job(call)
+        job = find_train_job(call, self._client, self._net)
         # One step is enough to show whether gradients by sample can be had.
         self._backend.run_one(short_call)
         return self._count_steps(job)
-
-    def _find_job(self, call: Any) -> TrainJob:
-        """Return the training that a call comes to, with all its phases."""
-        call = with_before_turn(call)
-        run_call = run_participation if isinstance(call, TrainCall) else run_evaluation
-        jobs: Iterator[Any] = run_call(
-            call,
-            OneClient(self._client),
-            self._net,
-            nullcontext,
-        )
-        return next(job for job in jobs if isinstance(job, TrainJob))
 
     def _count_steps(self, job: TrainJob) -> ClientSteps:
         """Return the steps that a job's phases take, by client."""

@@ -36,13 +36,20 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.backends.loop import LoopBackend
-from fedpfl.engine.calls import Call, Counts, EvalCall, Participation, TrainCall, with_before_turn
+from fedpfl.engine.calls import (
+    Call,
+    Counts,
+    EvalCall,
+    Participation,
+    TrainCall,
+    select_clients,
+    with_before_turn,
+)
 from fedpfl.engine.keys import Draws, find_global_draws
 from fedpfl.engine.training.clients import OneClient
-from fedpfl.engine.training.participation import run_participation
-from fedpfl.engine.training.shard import make_shard
+from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.participation import find_train_job, run_participation
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.models.norm import BatchNorm2d
@@ -231,11 +238,7 @@ def participate(
     call = TrainCall(method, federation, state, cohort, settings.local, draws)
     call = with_before_turn(call)
     if clients is not None:
-        overlay = call.overlay
-        if overlay:
-            rows = torch.tensor([cohort.index(client) for client in clients])
-            overlay = tree.take(overlay, rows)
-        call = dataclasses.replace(call, clients=clients, overlay=overlay)
+        call = select_clients(call, [cohort.index(client) for client in clients])
     return make_backend(as_engine(settings.engine), net, CPU).run_one(call)
 
 
@@ -275,7 +278,7 @@ class TurnsBackend(LoopBackend):
             except StopIteration as ending:
                 results[client] = ending.value
             else:
-                reply = self._do_job(net, job, threading.Event())
+                reply = self.do_job(net, job, threading.Event())
                 waiting.append((client, net, jobs, reply))
         return tree.stack([results[client] for client in call.clients])
 
@@ -371,16 +374,12 @@ class MethodTrial(Trial):
         call = EvalCall(self.method, tiny_federation(), state, EVERYONE, tuning)
         return make_backend(as_engine(engine), self.net(), CPU).evaluate(call)
 
-    def prepare_client(self, net: Net, state: State, number: int) -> dict[str, Tree]:
-        """Return a client's state after `prepare`, as it enters the next round."""
-        method = self.method
+    def find_job(self, net: Net, state: State, number: int) -> TrainJob:
+        """Return a client's first step in the round after a state."""
         draws = Draws(0, "train", state.round + 1)
-        shard = make_shard(tiny_federation(), number, LOCAL.batch_size, draws)
-        call = with_before_turn(TrainCall(method, tiny_federation(), state, [number], LOCAL, draws))
-        client = OneClient(number).states(call) | method.sample(state.server, draws.server(number))
-        bound_net = net.bind(state.buffers(number), training=True)
-        extra_entries = method.before_training(state.server, client, bound_net, shard)
-        return method.prepare(state.server, client | tree.mark_real(extra_entries))
+        local = dataclasses.replace(LOCAL, epochs=None, steps=1)
+        call = TrainCall(self.method, tiny_federation(), state, [number], local, draws)
+        return find_train_job(call, number, net)
 
 
 # ---- comparisons

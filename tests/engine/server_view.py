@@ -64,7 +64,8 @@ def _find_hook_that_reads_states(trial: MethodTrial) -> str:
         )
 
     for number in cohort:
-        client = trial.prepare_client(trial.net(), state, number)
+        job = trial.find_job(trial.net(), state, number)
+        client = {**job.client, "statistics": job.buffers}
         sampled_entries = method.sample(state.server, Draws(0, "train", 2).server(number))
         spoilt_client = _spoil(client, {*public_entries, *overlay, *sampled_entries})
         if not _answers_alike(download(client), download, spoilt_client):

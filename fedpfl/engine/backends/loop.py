@@ -176,9 +176,9 @@ class LoopBackend(Backend):
             except StopIteration as stop_iteration:
                 net.require_constants()
                 return stop_iteration.value
-            result = self._do_job(net, job, stop)
+            result = self.do_job(net, job, stop)
 
-    def _do_job(
+    def do_job(
         self, net: Net, job: TrainJob | EvalJob, stop: threading.Event
     ) -> Counts | TrainResult:
         """Evaluate or train the client of a job."""

@@ -20,7 +20,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -32,7 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedpfl.data import fingerprint
 from fedpfl.engine.backends.backend import Backend, Engine
-from fedpfl.engine.calls import Answer, Call, estimate_work
+from fedpfl.engine.calls import Answer, Call, estimate_work, select_clients
 from fedpfl.ground import interrupts, tree
 from fedpfl.ground.errors import FedpflError, error_text, original_error
 from fedpfl.ground.tree import Tree
@@ -211,7 +210,7 @@ class DistributedBackend(Backend):
         message: Any = None  # the rows' form, an error, or None without any client
         try:
             if local_positions:
-                local_rows = self._backend.run_one(_select_clients(call, local_positions))
+                local_rows = self._backend.run_one(select_clients(call, local_positions))
                 message = tree.map(_without_rows, local_rows)
         except Exception as error:
             failed = error
@@ -278,16 +277,6 @@ def _deal_clients(call: Call) -> list[list[int]]:
     for position, owner in enumerate(owners):
         positions_by_rank[owner].append(position)
     return positions_by_rank
-
-
-def _select_clients(call: Call, positions: list[int]) -> Call:
-    """Return the call about some of its clients."""
-    overlay = None
-    if call.overlay is not None:
-        overlay = tree.take(call.overlay, torch.tensor(positions))
-    return replace(
-        call, clients=[call.clients[position] for position in positions], overlay=overlay
-    )
 
 
 def _without_rows(leaf: Tensor) -> Tensor:

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine.calls import Counts, EvalCall, Participation, TrainCall
+from fedpfl.engine.calls import (
+    Call,
+    Counts,
+    EvalCall,
+    Participation,
+    TrainCall,
+    with_before_turn,
+)
 from fedpfl.engine.training.clients import OneClient, apply_overlay
 from fedpfl.engine.training.forms import persistent_entries
 from fedpfl.engine.training.jobs import Autocast, ClientRow, EvalJob, TrainJob, TrainResult
@@ -139,6 +146,13 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
             columns.append((yield replace(job, rows=other_rows, metrics=())))
         counts["common"] = tree.combine(partial(torch.stack, dim=-1), columns)
     return counts
+
+
+def find_train_job(call: Call, client_id: int, net: Net) -> TrainJob:
+    """Return the training that a call comes to for a client, with all its phases."""
+    run_call: Any = run_participation if isinstance(call, TrainCall) else run_evaluation
+    jobs = run_call(with_before_turn(call), OneClient(client_id), net, nullcontext)
+    return next(job for job in jobs if isinstance(job, TrainJob))
 
 
 def _empty_counts(client_ids: Tensor) -> Counts:
