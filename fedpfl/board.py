@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 
 from fedpfl.ground import interrupts, terminal
+from fedpfl.ground.records import Record, Values
 
 if __name__ == "__main__":
     interrupts.install_handler(interrupts.exit_during_import)
@@ -25,7 +26,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -111,7 +112,7 @@ class BoardCommand(NamedTuple):
         run_words: The words for all runs.
     """
 
-    suite: Mapping[str, Any]
+    suite: Values
     folder: Path
     run_words: list[str]
 
@@ -141,7 +142,7 @@ def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     return BoardCommand(suite, Path(folder), [*suite_words, *run_words])
 
 
-FinalRuns = dict[Path, Mapping[str, Any]]
+FinalRuns = dict[Path, Values]
 """By run directory of a final run: its method's record in the table of `tune`, and the setting."""
 
 
@@ -205,7 +206,7 @@ def _split_words(command: BoardCommand, setting: str, method: str) -> list[str]:
     return words
 
 
-def _list_methods(suite: Mapping[str, Any]) -> list[str]:
+def _list_methods(suite: Values) -> list[str]:
     """Return the methods that a suite compares."""
     if suite["method"] == "all":
         # Methods with `pairs` are for networks with low-rank pairs.
@@ -285,7 +286,7 @@ def make_board(
     return Board(table, finished_runs, ranks)
 
 
-def _describe_group(group: Group, record: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_group(group: Group, record: Values) -> Record:
     """Describe the runs of a row, with versions and a digest of their numbers."""
     run = group.runs[0]
     finished = sorted(group.reported_runs, key=lambda run: run.seed)
@@ -309,10 +310,10 @@ def _describe_group(group: Group, record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_harms(comparison: BaselineComparison) -> dict[str, Any]:
+def _read_harms(comparison: BaselineComparison) -> Record:
     """Return a row's shares of harmed clients, and their deviations over seeds."""
     rows = comparisons_table([comparison], ()).frame.to_dict("records")
-    harms: dict[str, Any] = dict.fromkeys(HARMED)
+    harms: Record = dict.fromkeys(HARMED)
     for row in rows:
         harms |= {key: value for key, value in row.items() if key.startswith("harmed_")}
     return harms

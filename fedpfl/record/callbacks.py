@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from fedpfl.ground.errors import as_exception, error_text
+from fedpfl.ground.records import Record, Values
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class RunInfo:
     group: str
     job_type: str
     tags: tuple[str, ...]
-    config: dict[str, Any]
+    config: Record
     path: Path
     identity: str
     seed: int
@@ -45,7 +46,7 @@ class RunInfo:
     start_round: int = 0
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
 
 
 class Callback:
@@ -70,7 +71,7 @@ class Callback:
     def on_note(self, text: str) -> None:
         """Handle a line for the user."""
 
-    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def on_end(self, status: str, summary: Values) -> None:
         """Handle the end of the run, also after a failure.
 
         Args:
@@ -118,7 +119,7 @@ class Callbacks(Callback):
         """See Callback."""
         self._call_each(lambda callback: callback.on_note(text))
 
-    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def on_end(self, status: str, summary: Values) -> None:
         """End each, once; later calls do nothing.
 
         An interrupt on the way is raised after the last one.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedpfl.ground import files
+from fedpfl.ground.records import Record, Values
 from fedpfl.record import digests
 
 # Why an intact file may be unreadable at this moment, in torch's words.
@@ -26,7 +27,7 @@ _TEMPORARY_REASONS = (
 )
 
 
-def save_checkpoint(payload: Mapping[str, Any], file: BinaryIO) -> None:
+def save_checkpoint(payload: Values, file: BinaryIO) -> None:
     """Write a checkpoint. Raises OSError where the file system refuses."""
     try:
         torch.save(payload, file)
@@ -40,7 +41,7 @@ def save_checkpoint(payload: Mapping[str, Any], file: BinaryIO) -> None:
         raise
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path) -> Record:
     """Return a checkpoint; its tensors stay in the file until they are read.
 
     Raises:

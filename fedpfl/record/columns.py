@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, TASKS, Task
 
 SPLITS = {"test": "", "validation": "val_", "unseen": "unseen_"}
@@ -128,7 +129,7 @@ def _split_metrics(rows: list[dict[str, str]], split: str, fine_tuned: bool) -> 
         if row["unit"]:
             label += f" ({row['unit']})"
         name = column_name(row["name"], split, fine_tuned)
-        changes: dict[str, Any] = {"name": name, "scope": split, "label": label}
+        changes: Record = {"name": name, "scope": split, "label": label}
         metrics.append(_make_metric(**{**row, **changes}, fine_tuned=fine_tuned))
     return metrics
 

@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, ClassVar, TextIO
 
+from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.columns import column_name, task_of_columns
@@ -111,7 +112,7 @@ class Console(Callback):
             self._print_times[text] = self._clock()
         self._print_line(text)
 
-    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def on_end(self, status: str, summary: Values) -> None:
         """Stop the bar and say how it ended."""
         if self._bar is not None:
             self._bar.stop()
@@ -160,7 +161,7 @@ def resumption_lines(run: RunInfo) -> tuple[str, ...]:
     return (f"resumed     after round {run.start_round} of {run.rounds}",)
 
 
-def describe_row(row: Mapping[str, Any], rounds: int) -> str:
+def describe_row(row: Values, rounds: int) -> str:
     """Write one round as one line, with accuracies and seconds.
 
     Such as `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`.
@@ -171,7 +172,7 @@ def describe_row(row: Mapping[str, Any], rounds: int) -> str:
     return "  ".join(filter(None, parts))
 
 
-def describe_cohort(row: Mapping[str, Any]) -> str:
+def describe_cohort(row: Values) -> str:
     """Write the cohort's accuracy, or loss, before and after its training, `` where unknown."""
     has_accuracy = task_of_columns(row) is CLASSIFICATION
     before = row.get("cohort_before" if has_accuracy else "cohort_loss_before")
@@ -183,7 +184,7 @@ def describe_cohort(row: Mapping[str, Any]) -> str:
     return f"cohort's loss {before:.4g} -> {after:.4g}"
 
 
-def describe_all_clients(row: Mapping[str, Any]) -> str:
+def describe_all_clients(row: Values) -> str:
     """Write all clients' mean score, `` where they were not evaluated."""
     task = task_of_columns(row)
     parts = []
@@ -199,12 +200,12 @@ def describe_all_clients(row: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def describe_result(summary: Mapping[str, Any]) -> str:
+def describe_result(summary: Values) -> str:
     """Write a finished run's mean score over clients, or a note that no client trained."""
     return describe_all_clients(summary.get("last", {})) or untrained_note(summary)
 
 
-def untrained_note(summary: Mapping[str, Any]) -> str:
+def untrained_note(summary: Values) -> str:
     """Return a note if no client of a finished run has trained."""
     if summary.get("trained") == 0:
         return "no client has made a step, so there is no accuracy"

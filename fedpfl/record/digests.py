@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 
 
-def summary_digest(summary: Mapping[str, Any]) -> str:
+def summary_digest(summary: Values) -> str:
     """Return the digest that a summary holds of the rest of itself."""
     fields = {key: value for key, value in summary.items() if key != "digest"}
     return files.content_digest(json.dumps(fields, sort_keys=True).encode())
 
 
-def is_summary_intact(summary: Mapping[str, Any]) -> bool:
+def is_summary_intact(summary: Values) -> bool:
     """Return True if a summary agrees with its digest or has none."""
     return summary.get("digest") in (None, summary_digest(summary))
 
@@ -32,9 +31,7 @@ def check_archive(path: Path) -> None:
             raise ValueError(f"{path} is damaged")
 
 
-def check_content(
-    folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None
-) -> None:
+def check_content(folder: Path, summary: Values, name: str, content: bytes | None) -> None:
     """Raise FedpflError where a finished run's file is not as the run left it.
 
     Args:

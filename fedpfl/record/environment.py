@@ -12,16 +12,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import fedpfl
+from fedpfl.ground.records import Record
 
 _METHODS = "fedpfl.methods."
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment() -> Record:
     """Return versions, hardware and git commit as plain values, without host or user.
 
     `commit` is that of the checkout that the running source is in, `dirty` is whether its tracked

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from fedpfl.ground.records import Values
 from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.console import describe_row, resumption_lines
 
@@ -39,7 +39,7 @@ class LogFile(Callback):
         if self._file is not None:
             self._file.write(_with_time(text))
 
-    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def on_end(self, status: str, summary: Values) -> None:
         """Write how it ended and close the file."""
         error = summary.get("error")
         self.on_note(f"{status}: {error}" if error else status)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
+from fedpfl.ground.records import Values
 from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
 from fedpfl.record.console import Console
 from fedpfl.record.logfile import LogFile
@@ -15,7 +15,7 @@ from fedpfl.record.wandb_logger import WandbLogger
 
 
 def make_loggers(
-    options: Mapping[str, Any], print_note: Callable[[str], None] | None = None
+    options: Values, print_note: Callable[[str], None] | None = None
 ) -> list[ServiceLogger]:
     """Make loggers, not begun.
 
@@ -39,7 +39,7 @@ def make_loggers(
 
 
 def start_callbacks(
-    options: Mapping[str, Any], run: RunInfo, quiet: bool = False, more: Iterable[Callback] = ()
+    options: Values, run: RunInfo, quiet: bool = False, more: Iterable[Callback] = ()
 ) -> Callbacks:
     """Start the terminal, run.log, the loggers and further callbacks. Raises as `make_loggers`.
 

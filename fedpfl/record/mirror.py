@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.record import rounds
 from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.overview import summarize_rows
@@ -25,9 +25,9 @@ class ServiceLogger(Callback, ABC):
 
     def __init__(self) -> None:
         self._next_round = 0  # the first round that the service lacks
-        self._facts: dict[str, Any] = {}
+        self._facts: Record = {}
         self._logged_columns: set[str] = set()
-        self._rows: list[Mapping[str, Any]] = []
+        self._rows: list[Values] = []
         self._traffic_gb = 0.0
         self._cohort: int | None = None
 
@@ -46,7 +46,7 @@ class ServiceLogger(Callback, ABC):
         """Send one round's values and the traffic up to it."""
         self._log_row(round.row)
 
-    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def on_end(self, status: str, summary: Values) -> None:
         """Send the summary and the runs table's fields, and end the record, once.
 
         Columns of rounds.csv are left out of the summary.
@@ -55,7 +55,7 @@ class ServiceLogger(Callback, ABC):
         unlogged = {key: value for key, value in values.items() if key not in self._logged_columns}
         self._finish(status, {**unlogged, **self._summarize_rows(), "status": status})
 
-    def _log_row(self, row: Mapping[str, Any]) -> None:
+    def _log_row(self, row: Values) -> None:
         self._rows.append(row)
         values = {key: value for key, value in row.items() if value is not None}
         if "bits_down" in values and "bits_up" in values:
@@ -74,11 +74,11 @@ class ServiceLogger(Callback, ABC):
         """Send an image file."""
 
     @abstractmethod
-    def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
+    def _start(self, run: RunInfo, facts: Values) -> int:
         """Start or continue the record; return the first round that it lacks, 0 if all."""
 
     @abstractmethod
-    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def _send_round(self, row: Values, values: Values) -> None:
         """Send a round.
 
         Args:
@@ -87,7 +87,7 @@ class ServiceLogger(Callback, ABC):
         """
 
     @abstractmethod
-    def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
+    def _finish(self, status: str, summary: Values) -> None:
         """Send the summary and end the record, if one is open."""
 
 
@@ -111,14 +111,14 @@ def require_package(package: str) -> None:
         )
 
 
-def _displayable_values(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _displayable_values(summary: Values) -> Record:
     """Return the values of summary.json that a table can show; run.log has the traceback."""
     return {
         key: value for key, value in summary.items() if value is not None and key != "traceback"
     }
 
 
-def _sweep_values(run: RunInfo) -> dict[str, Any]:
+def _sweep_values(run: RunInfo) -> Record:
     """Return values that sweeps go over, where the run has them, and the source's commit."""
     values = {"commit": run.facts.get("environment", {}).get("commit")}
     for group, key in (("method", "q"), ("partition", "alpha")):

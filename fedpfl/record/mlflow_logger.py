@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.records import Values
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import ServiceLogger, service_run_id
 
@@ -50,7 +51,7 @@ class MlflowLogger(ServiceLogger):
         """Send an image as an artifact."""
         self._client.log_artifact(self._run_id, str(path))
 
-    def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
+    def _start(self, run: RunInfo, facts: Values) -> int:
         for name, value in TIMEOUTS.items():
             # Before the import, which reads them.
             os.environ.setdefault(name, value)
@@ -86,13 +87,13 @@ class MlflowLogger(ServiceLogger):
         self._log_in_batches("params", params, MAX_PARAMS)
         return 0
 
-    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def _send_round(self, row: Values, values: Values) -> None:
         self._round = row["round"]
         # The round goes last: if it is there, all values of the row are.
         metrics = {key: value for key, value in values.items() if key != "round"}
         self._log_metrics({**metrics, "round": self._round})
 
-    def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
+    def _finish(self, status: str, summary: Values) -> None:
         if not self._run_id:
             return
         try:
@@ -123,7 +124,7 @@ class MlflowLogger(ServiceLogger):
         ]
         self._log_in_batches("metrics", metrics, MAX_METRICS)
 
-    def _set_tags(self, facts: Mapping[str, Any]) -> None:
+    def _set_tags(self, facts: Values) -> None:
         """Send the texts among the facts as tags."""
         from mlflow.entities import RunTag
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from fedpfl.ground.records import Values
 from fedpfl.record.columns import PERSONAL_PREFIX, task_of_columns
 
 SHOWN_PREFIXES = ("", "ft_", "val_", "unseen_", "unseen_ft_")
@@ -13,7 +13,7 @@ SHOWN_SUFFIXES = ("_pooled", "_worst10")
 """Of the score's columns with a last number to show."""
 
 
-def summarize_rows(rows: Sequence[Mapping[str, Any]], cohort: int | None) -> dict[str, float]:
+def summarize_rows(rows: Sequence[Values], cohort: int | None) -> dict[str, float]:
     """Return numbers of a run by names without dots, for panels of W&B.
 
     last_*, best_*: percent, but for those of a regression. bits_*_per_client: mean over rounds.
@@ -33,7 +33,7 @@ def summarize_rows(rows: Sequence[Mapping[str, Any]], cohort: int | None) -> dic
     for name in names:
         if values := read_values(rows, name):
             fields[f"last_{name}"] = values[-1]
-    best_row: Mapping[str, Any] = {}
+    best_row: Values = {}
     for row in rows:
         if task.is_better(row.get(task.score), best_row.get(task.score)):
             best_row = row
@@ -52,6 +52,6 @@ def summarize_rows(rows: Sequence[Mapping[str, Any]], cohort: int | None) -> dic
     return fields
 
 
-def read_values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def read_values(rows: Sequence[Values], name: str) -> list[float]:
     """Return the numbers of a column, without rows that have none."""
     return [row[name] for row in rows if row.get(name) is not None]

@@ -15,6 +15,7 @@ import yaml
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import describe_differences
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests
 
@@ -22,7 +23,7 @@ STATES_AT_NODES = "at nodes"
 """The summary's `states` for a federation, where nodes keep the clients' states."""
 
 
-def read_summary_file(path: Path) -> tuple[dict[str, Any], bool]:
+def read_summary_file(path: Path) -> tuple[Record, bool]:
     """Return the content of summary.json ({} without any), and whether it is intact."""
     content = files.read_if_exists(path / "summary.json")
     if content is None:
@@ -41,7 +42,7 @@ def read_summary_file(path: Path) -> tuple[dict[str, Any], bool]:
     }, digests.is_summary_intact(summary)
 
 
-def read_finished_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_finished_run(path: Path) -> tuple[Record, Record]:
     """Return the summary and the checkpoint of a finished run.
 
     Raises:
@@ -63,7 +64,7 @@ def read_finished_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return summary, read_checkpoint(path, summary)
 
 
-def require_states_here(path: Path, summary: Mapping[str, Any]) -> None:
+def require_states_here(path: Path, summary: Values) -> None:
     """Raise FedpflError for a federation's run: its nodes keep the clients' states."""
     if summary.get("states") == STATES_AT_NODES:
         raise FedpflError(
@@ -72,7 +73,7 @@ def require_states_here(path: Path, summary: Mapping[str, Any]) -> None:
         )
 
 
-def read_checkpoint(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+def read_checkpoint(path: Path, summary: Values) -> Record:
     """Return the checkpoint in a run directory.
 
     Args:
@@ -90,7 +91,7 @@ def read_checkpoint(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     return payload
 
 
-def require_finished_files(path: Path, summary: Mapping[str, Any]) -> None:
+def require_finished_files(path: Path, summary: Values) -> None:
     """Raise FedpflError where a finished run's files are damaged; state.pt may be absent."""
     state = path / "state.pt"
     for name in summary.get("files", {}):
@@ -101,7 +102,7 @@ def require_finished_files(path: Path, summary: Mapping[str, Any]) -> None:
         checkpoint.check_checkpoint(state)
 
 
-def _require_final_checkpoint(state: Path, summary: Mapping[str, Any]) -> None:
+def _require_final_checkpoint(state: Path, summary: Values) -> None:
     """Raise FedpflError where a finished run's checkpoint differs from its last one."""
     if summary.get("status") != "finished" or "state.pt" not in summary.get("files", {}):
         return
@@ -109,7 +110,7 @@ def _require_final_checkpoint(state: Path, summary: Mapping[str, Any]) -> None:
         raise files.damaged_error(state, "is not the one that the run ended with")
 
 
-def read_training_samples(path: Path, summary: Mapping[str, Any]) -> tuple[str, np.ndarray]:
+def read_training_samples(path: Path, summary: Values) -> tuple[str, np.ndarray]:
     """Read the digest of a run's data set, and the indices of its training samples.
 
     The digest is "" where the run did not record it.

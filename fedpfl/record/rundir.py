@@ -19,6 +19,7 @@ import yaml
 from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import draw_partition
@@ -93,7 +94,7 @@ class RunDirectory:
         self._lock: int | None = lock_handle
         self._rounds_file: int | None = None  # open file of rounds.csv
         self._columns: tuple[str, ...] | None = None
-        self._summary: dict[str, Any] = {}
+        self._summary: Record = {}
         self._contents: dict[str, bytes] = {}  # the expected content of _CHECKED_FILES
         self._code = code
         self._codes = [code] if code else []  # all code that took part
@@ -143,11 +144,11 @@ class RunDirectory:
         return status if status == "new" else lock.run_status(status, is_held=False)
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """Return a copy of the content of summary.json."""
         return dict(self._summary)
 
-    def restore(self, earlier: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    def restore(self, earlier: Values | None = None) -> Record | None:
         """Return the last checkpoint, and make rounds.csv hold the rows up to it.
 
         Call before the first `row`. Its tensors are on the CPU, and stay in the file until they are
@@ -208,7 +209,7 @@ class RunDirectory:
             )
         return content.hex()
 
-    def row(self, row: Mapping[str, Any]) -> None:
+    def row(self, row: Values) -> None:
         """Append one round to rounds.csv; the first row fixes the columns.
 
         Raises:
@@ -232,7 +233,7 @@ class RunDirectory:
         self._columns = columns
         self._contents["rounds.csv"] = self._contents.get("rounds.csv", b"") + line
 
-    def checkpoint(self, payload: Mapping[str, Any]) -> None:
+    def checkpoint(self, payload: Values) -> None:
         """Replace state.pt, whole or not at all.
 
         Args:
@@ -257,7 +258,7 @@ class RunDirectory:
         """Remove state.pt, without which a finished run is as finished."""
         self._remove(["state.pt"])
 
-    def write_clients(self, rows: Sequence[Mapping[str, Any]], name: str = "clients.csv") -> None:
+    def write_clients(self, rows: Sequence[Values], name: str = "clients.csv") -> None:
         """Replace a table with a row per client; their keys are the columns."""
         lines = [rounds.format_row(row.values()) for row in rows]
         if rows:
@@ -267,7 +268,7 @@ class RunDirectory:
     def write_partition(self, record: PartitionRecord) -> None:
         """Write partition.npz, and partition.png unless it is there."""
         # Samples of all clients in one array; client k's are indices[offsets[k] : offsets[k + 1]].
-        arrays: dict[str, Any] = {}
+        arrays: Record = {}
         for name in ("train", "test", "validation"):
             parts = getattr(record, name)
             if len(parts):
@@ -293,7 +294,7 @@ class RunDirectory:
             )
             self._write("partition.png", picture.getvalue())
 
-    def write_masks(self, masks: Mapping[str, Any] | None) -> None:
+    def write_masks(self, masks: Values | None) -> None:
         """Replace masks.json; None writes nothing."""
         if masks is not None:
             self._write("masks.json", f"{json.dumps(masks)}\n".encode())
@@ -457,7 +458,7 @@ class NullRunDirectory:
     def __init__(self, path: Path):
         # None on another machine; mapped tensors then go to the folder of temporary files.
         self.path = path if path.is_dir() else None
-        self.summary: dict[str, Any] = {}
+        self.summary: Record = {}
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.records import Record, Values
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import ServiceLogger
 
@@ -24,7 +24,7 @@ class TensorboardLogger(ServiceLogger):
     def __init__(self) -> None:
         super().__init__()
         self._writer: Any = None
-        self._config: dict[str, Any] = {}
+        self._config: Record = {}
         self._round = 0
 
     def _send_picture(self, name: str, path: Path) -> None:
@@ -34,7 +34,7 @@ class TensorboardLogger(ServiceLogger):
         with Image.open(path) as image:
             self._writer.add_image(name, np.array(image.convert("RGB")), dataformats="HWC")
 
-    def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
+    def _start(self, run: RunInfo, facts: Values) -> int:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.path / FOLDER
@@ -47,13 +47,13 @@ class TensorboardLogger(ServiceLogger):
         self._writer.add_text("configuration", _as_markdown(run.config))
         return 0
 
-    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def _send_round(self, row: Values, values: Values) -> None:
         self._round = row["round"]
         for name, value in values.items():
             if name != "round":  # the step
                 self._writer.add_scalar(name, value, self._round)
 
-    def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
+    def _finish(self, status: str, summary: Values) -> None:
         if self._writer is None:
             return
         numbers = {key: value for key, value in summary.items() if isinstance(value, int | float)}
@@ -72,7 +72,7 @@ class TensorboardLogger(ServiceLogger):
             self._writer = None
 
 
-def _as_markdown(values: Mapping[str, Any]) -> str:
+def _as_markdown(values: Values) -> str:
     """Return nested values as TensorBoard's Markdown."""
     return "\n".join(
         f"    {line}" for line in json.dumps(values, indent=2, default=str).splitlines()

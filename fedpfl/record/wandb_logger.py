@@ -6,7 +6,7 @@ import contextlib
 import netrc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.columns import METRICS, PERSONAL_PREFIX, task_of_columns
 from fedpfl.record.mirror import ServiceLogger, service_run_id
@@ -75,7 +76,7 @@ class WandbLogger(ServiceLogger):
 
         self._run.log({name: wandb.Image(str(path))})
 
-    def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
+    def _start(self, run: RunInfo, facts: Values) -> int:
         """Start or continue the W&B run; offline where `auto` cannot reach the server.
 
         Raises the errors of wandb.
@@ -111,7 +112,7 @@ class WandbLogger(ServiceLogger):
         # which are the same.
         return self._run.step if run.start_round and not self._run.offline else 0
 
-    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def _send_round(self, row: Values, values: Values) -> None:
         """Send a round.
 
         Where all clients were evaluated, also the mask distribution and the runs table.
@@ -134,7 +135,7 @@ class WandbLogger(ServiceLogger):
         if is_evaluated:
             self._run.summary.update(self._summarize_rows())
 
-    def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
+    def _finish(self, status: str, summary: Values) -> None:
         """Finish the W&B run in any case; else it would absorb the sweep's next run."""
         if self._run is None:
             return

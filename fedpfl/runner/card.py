@@ -13,6 +13,7 @@ from jinja2 import Environment
 
 from fedpfl.config.messages import describe_choice
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, configured_task
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
 
@@ -132,9 +133,7 @@ def _head_score(task: Task) -> str:
     return f"{task.score_word}, {task.unit}" if task.unit else task.score_word
 
 
-def _make_header(
-    run: Trained, title: str, score: Mapping[str, Any], license: str
-) -> dict[str, Any]:
+def _make_header(run: Trained, title: str, score: Values, license: str) -> Record:
     """Return the entries of a card that model hubs read.
 
     Args:
@@ -168,7 +167,7 @@ def _make_header(
     return {name: value for name, value in header.items() if value}
 
 
-def _list_public_datasets(dataset: Mapping[str, Any]) -> list[str]:
+def _list_public_datasets(dataset: Values) -> list[str]:
     """Name the run's data set for a hub's link; [] for data of the user's own."""
     name = dataset["name"]
     if name == "hf" and not Path(dataset["path"]).exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -14,6 +13,7 @@ from fedpfl.data import Federation
 from fedpfl.engine.keys import generator
 from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
@@ -52,9 +52,9 @@ def name_entries(
     return copy_to_cpu(net.state_dict({**net.fixed, **params, **statistics}))
 
 
-def describe_input(federation: Federation) -> dict[str, Any]:
+def describe_input(federation: Federation) -> Record:
     """Return form and scaling of the network's input."""
-    described: dict[str, Any] = {
+    described: Record = {
         "kind": federation.shape.kind,
         "shape": list(federation.shape),
         "mean": list(federation.mean),
@@ -68,7 +68,7 @@ def describe_input(federation: Federation) -> dict[str, Any]:
 
 
 def pack_entries(
-    entries: Mapping[str, Tensor], input_facts: Mapping[str, Any], classes: Sequence[str]
+    entries: Mapping[str, Tensor], input_facts: Values, classes: Sequence[str]
 ) -> bytes:
     """Return entries as a safetensors file, with what their input must be in the metadata."""
     facts = {"input": input_facts, "classes": classes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedpfl.config.plan import Plan, check_config
 from fedpfl.config.run import build_run
 from fedpfl.data.datasets.shared import source
 from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.records import Values
 from fedpfl.privacy import Secret
 from fedpfl.runner import header, loop, resume
 from fedpfl.runner.faults import user_errors
@@ -83,7 +84,7 @@ def _print_runs(run_words: Sequence[str], is_sweep: bool) -> None:
         print(f"search      {pluralize(int(cfg.hydra.sweeper.trials), 'trial')}")
 
 
-def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
+def _print_sweep(jobs: Sequence[tuple[list[str], Values]]) -> None:
     """Print a sweep's first run in full, and a line for each run.
 
     Args:

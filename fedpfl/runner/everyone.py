@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.rundir import PartitionRecord
 
@@ -81,7 +81,7 @@ class ClientTable:
             sizes=() if has_classes else tuple(self.sample_counts.tolist()),
         )
 
-    def make_rows(self, columns: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
+    def make_rows(self, columns: dict[str, dict[int, float]]) -> list[Record]:
         """Return the rows of clients.csv.
 
         Args:
@@ -92,7 +92,7 @@ class ClientTable:
         label_counts = self.label_counts.tolist()
         for number, (federation, client) in enumerate(self._clients):
             is_newcomer = federation is run.newcomers
-            row: dict[str, Any] = {"client": number, **_name_cell(federation, client)}
+            row: Record = {"client": number, **_name_cell(federation, client)}
             if run.newcomers:
                 row["unseen"] = int(is_newcomer)
             if run.adversary:
@@ -108,7 +108,7 @@ class ClientTable:
             rows.append(row)
         return rows
 
-    def make_matrix_rows(self, accuracy: list[list[float]]) -> list[dict[str, Any]]:
+    def make_matrix_rows(self, accuracy: list[list[float]]) -> list[Record]:
         """Return the rows of common.csv.
 
         Args:
@@ -118,7 +118,7 @@ class ClientTable:
         numbers = [federation.partition_number(client) for client in range(len(accuracy))]
         rows = []
         for client, values in enumerate(accuracy):
-            row: dict[str, Any] = {"client": numbers[client], **_name_cell(federation, client)}
+            row: Record = {"client": numbers[client], **_name_cell(federation, client)}
             for number, value in zip(numbers, values, strict=True):
                 row[f"on_{number}"] = _blank_nan(value)
             rows.append(row)

@@ -11,10 +11,9 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.identity import identity
+from fedpfl.ground.records import Values
 from fedpfl.record.loggers import make_loggers
 from fedpfl.runner.card import format_card
 from fedpfl.runner.deploy import PersonalNetwork, pack_entries
@@ -297,7 +297,7 @@ def _file_stem(run: Trained, number: int) -> str:
     return name if is_plain and is_alone else f"client{number}"
 
 
-def send_to_loggers(run: Trained, options: Mapping[str, Any]) -> int:
+def send_to_loggers(run: Trained, options: Values) -> int:
     """Send a run that is over to loggers, but for rounds that they have.
 
     Args:

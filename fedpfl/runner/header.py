@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
@@ -39,10 +39,10 @@ LEARNT_OF_SITES = (
 """Facts that the server learns of sites whose samples are at nodes."""
 
 
-def make_summary_facts(run: Run) -> dict[str, Any]:
+def make_summary_facts(run: Run) -> Record:
     """Return the facts about a run that its summary holds from the beginning."""
     federation = run.federation
-    facts: dict[str, Any] = {
+    facts: Record = {
         "rounds": run.settings.rounds,
         "seed": run.settings.seed,
         "read": run.data_digest,
@@ -53,7 +53,7 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         "parameters": tree.size(run.net.params),
         "environment": environment.describe_environment(),
     }
-    optional_facts: dict[str, Any] = {
+    optional_facts: Record = {
         "classes": list(federation.class_names or ()),
         "frozen": tree.size(run.net.frozen),
         "title": run.method.title,
@@ -99,9 +99,9 @@ def _number_attackers(run: Run) -> list[int]:
 
 
 def make_run_info(
-    config: dict[str, Any],
+    config: Record,
     path: Path,
-    summary: Mapping[str, Any],
+    summary: Values,
     group: str,
     backend_name: str | None,
     **fields: Any,

@@ -36,6 +36,7 @@ from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import remove_empty_folders
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.words import check_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
@@ -47,6 +48,7 @@ from fedpfl.runner.loop import Round
 from fedpfl.runner.models import Models
 from fedpfl.runner.session import Session
 
+AnyPath = str | os.PathLike[str]
 _process_lock = threading.RLock()
 """Held while a run moves: Hydra, plugins and seeded generators belong to the process.
 
@@ -71,9 +73,9 @@ class RunRequest(NamedTuple):
 
 
 def run(
-    *settings: str | Mapping[str, Any],
+    *settings: str | Values,
     data: Any = None,
-    directory: str | os.PathLike[str] | None = None,
+    directory: AnyPath | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
     **keys: Any,
@@ -103,9 +105,9 @@ def run(
 
 
 def rounds(
-    *settings: str | Mapping[str, Any],
+    *settings: str | Values,
     data: Any = None,
-    directory: str | os.PathLike[str] | None = None,
+    directory: AnyPath | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     **keys: Any,
@@ -124,7 +126,7 @@ def rounds(
 def sweep(
     *settings: str,
     data: Any = None,
-    directory: str | os.PathLike[str] | None = None,
+    directory: AnyPath | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
     **keys: Any,
@@ -152,7 +154,7 @@ def sweep(
     jobs = _read_jobs(settings, keys, directory, data)
     failures: list[str] = []
     runs: list[Trained] = []
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     for request, swept_values in jobs:
         label_token = console.run_label.set(_name_job(swept_values))
         try:
@@ -182,10 +184,10 @@ def sweep(
 
 def _read_jobs(
     settings: tuple[str, ...],
-    keys: Mapping[str, Any],
-    directory: str | os.PathLike[str] | None,
+    keys: Values,
+    directory: AnyPath | None,
     data: Any,
-) -> list[tuple[RunRequest, dict[str, Any]]]:
+) -> list[tuple[RunRequest, Record]]:
     """Return each run of a sweep and its swept values. Raises as `sweep`."""
     # ---- Step 1: the words of each run, as a sweep of the command line expands them.
     register_resolver()
@@ -218,14 +220,14 @@ def _read_jobs(
     return list(jobs.values())
 
 
-def _name_job(swept_values: Mapping[str, Any]) -> str:
+def _name_job(swept_values: Values) -> str:
     return " ".join(f"{key}={value}" for key, value in swept_values.items())
 
 
 def _read_request(
-    settings: Sequence[str | Mapping[str, Any]],
-    keys: Mapping[str, Any],
-    directory: str | os.PathLike[str] | None,
+    settings: Sequence[str | Values],
+    keys: Values,
+    directory: AnyPath | None,
     data: Any = None,
 ) -> RunRequest:
     """Compose the configuration of one run. Raises FedpflError."""
@@ -281,10 +283,10 @@ def _load_result(request: RunRequest) -> Trained:
 
 
 def load(
-    directory: str | os.PathLike[str],
+    directory: AnyPath,
     device: str = "auto",
-    data_dir: str | os.PathLike[str] = "",
-    plugins: Sequence[str | os.PathLike[str]] = (),
+    data_dir: AnyPath = "",
+    plugins: Sequence[AnyPath] = (),
     data: Any = None,
 ) -> Trained:
     """Read a run directory.
@@ -305,7 +307,7 @@ def load(
     return Trained(Path(directory), device, data_dir, plugins, held_data)
 
 
-def read_logger_options(run_words: Sequence[str]) -> dict[str, Any]:
+def read_logger_options(run_words: Sequence[str]) -> Record:
     """Return the options of the loggers that words ask for. Raises FedpflError."""
     register_resolver()
     with _process_lock, _hydra_errors_in_one_line():
@@ -324,8 +326,8 @@ class Trained(Models):
         self,
         path: Path,
         device: str = "auto",
-        data_dir: str | os.PathLike[str] = "",
-        plugins: Sequence[str | os.PathLike[str]] = (),
+        data_dir: AnyPath = "",
+        plugins: Sequence[AnyPath] = (),
         held_data: HeldData | None = None,
     ):
         self.path = path
@@ -371,12 +373,12 @@ class Trained(Models):
         return self._tables.class_names
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Record:
         """Return a copy of the whole configuration, as `run` takes it."""
         return copy.deepcopy(self._tables.config)
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """Return a copy of summary.json."""
         return copy.deepcopy(self._tables.summary)
 
@@ -418,7 +420,7 @@ class Trained(Models):
             warnings.warn(f"{self.path}: the method's code has changed since the run", stacklevel=2)
         return run
 
-    def _adapt_config(self) -> dict[str, Any]:
+    def _adapt_config(self) -> Record:
         """Return the run's configuration, to be computed here. Raises FedpflError for plugins."""
         config = self.config
         config |= {"device": self._device, "logger": {"name": "none"}, "state": {"device": "auto"}}
@@ -454,8 +456,8 @@ class Trained(Models):
 
 
 def _compose(
-    settings: Sequence[str | Mapping[str, Any]],
-    keys: Mapping[str, Any],
+    settings: Sequence[str | Values],
+    keys: Values,
     held_data: HeldData | None,
 ) -> tuple[DictConfig, str | None]:
     """Return the configuration with Hydra's part, and the experiment's name."""
@@ -484,7 +486,7 @@ def _add_data_words(run_words: list[str], held_data: HeldData) -> list[str]:
     read_value = partial(overrides.read_text_value, run_words)
     if dataset := read_value("dataset"):
         raise FedpflError(f"dataset={dataset} and data=... are two; leave out one")
-    values: dict[str, Any] = {"dataset": "memory", "dataset.digest": held_data.digest}
+    values: Record = {"dataset": "memory", "dataset.digest": held_data.digest}
     groups = held_data.count_groups(read_value("dataset.by"))
     if groups and not read_value("partition"):
         values |= {
@@ -499,9 +501,7 @@ def _add_data_words(run_words: list[str], held_data: HeldData) -> list[str]:
     return [*data_words, *run_words]
 
 
-def _read_words(
-    settings: Sequence[Any], keys: Mapping[str, Any], lists_are_sweeps: bool = False
-) -> list[str]:
+def _read_words(settings: Sequence[Any], keys: Values, lists_are_sweeps: bool = False) -> list[str]:
     """Return the words of the command line, and load the plugins that they name.
 
     Args:

@@ -6,10 +6,9 @@ This is all that a run does. session.py writes, shows and saves each round.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from fedpfl.config.run import Run
 from fedpfl.engine.evaluate import pooled_accuracy, pooled_loss
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.columns import CLIENT_PRIVACY, PRIVACY_SCOPE, round_columns
 from fedpfl.runner.attendance import MODEL_COLUMNS, find_trained_clients
@@ -51,7 +51,7 @@ class Round(Models):
 
     run: Run = field(repr=False)
     state: engine.State = field(repr=False)
-    row: dict[str, Any]
+    row: Record
     clients: dict[str, dict[int, float]] = field(repr=False)
     matrix: list[list[float]] = field(repr=False)
     notes: list[str] = field(repr=False)
@@ -82,7 +82,7 @@ def train_rounds(
     backend: engine.Backend,
     state: engine.State,
     on_evaluation: Callable[[int], None] = lambda round_number: None,
-    evaluated_row: Mapping[str, Any] | None = None,
+    evaluated_row: Values | None = None,
 ) -> Iterator[Round]:
     """Yield one Round per remaining round. Takes ownership of `state`.
 
@@ -107,7 +107,7 @@ def train_rounds(
         run = run.in_round(state.round + 1)
         start_time = time.monotonic()
         state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
-        row: dict[str, Any] = {"round": state.round, **empty_columns, **clock_columns}
+        row: Record = {"round": state.round, **empty_columns, **clock_columns}
         row |= _measure_training(run, state, outcome)
         has_steps |= bool(outcome.trained.any())
         if not has_steps:
@@ -181,7 +181,7 @@ def _list_columns(run: Run) -> tuple[str, ...]:
 
 def _train_cohort(
     run: Run, backend: engine.Backend, state: engine.State, cohort: list[int]
-) -> tuple[engine.State, engine.Outcome, dict[str, Any]]:
+) -> tuple[engine.State, engine.Outcome, Record]:
     """Play one round; return the new state, what happened, and the columns of simulated time."""
     federation = run.federation
     if run.adversary:
@@ -225,7 +225,7 @@ def _find_remedy(run: Run) -> str:
     return "lower local.lr"
 
 
-def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) -> dict[str, Any]:
+def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) -> Record:
     """Return the columns that each round has. Raises Diverged where numbers are not finite."""
     # ---- One client's numbers would spoil every client's from the next round on.
     if not bool(outcome.finite.all()):
@@ -240,7 +240,7 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
             "training diverged: the server's numbers are not finite after the round;"
             f" {_find_remedy(run)}"
         )
-    rows: dict[str, Any] = {
+    rows: Record = {
         "before": outcome.before,
         "after": outcome.after,
         "loss": outcome.loss,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from fedpfl.config.run import Run
+from fedpfl.ground.records import Record, Values
 from fedpfl.runner.evaluate import Evaluation
 
 RECOVERED_SHARE = 0.95
@@ -13,8 +11,8 @@ RECOVERED_SHARE = 0.95
 
 
 def measure_recovery(
-    run: Run, round_number: int, evaluation: Evaluation, previous_row: Mapping[str, Any] | None
-) -> dict[str, Any]:
+    run: Run, round_number: int, evaluation: Evaluation, previous_row: Values | None
+) -> Record:
     """Return the columns of an evaluation that follow the last shift; empty before the first.
 
     Args:

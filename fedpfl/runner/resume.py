@@ -7,7 +7,7 @@ It begins from the start, from its last checkpoint, or from a shorter run. A run
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from operator import itemgetter
@@ -29,6 +29,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import damaged_error
 from fedpfl.ground.identity import identity
+from fedpfl.ground.records import Record, Values
 from fedpfl.privacy import Secret
 from fedpfl.record import environment, rounds, run_files
 from fedpfl.record.columns import METRICS
@@ -125,7 +126,7 @@ def make_secret(run: Run, read_key: Callable[[], bytes]) -> Secret:
 
 def restore_state(
     run: Run,
-    checkpoint: dict[str, Any],
+    checkpoint: Record,
     path: Path | None,
     keep_local: KeepLocal | None = None,
 ) -> engine.State:
@@ -191,7 +192,7 @@ class Progress:
         self,
         run: Run,
         directory: Any,
-        shorter_run: dict[str, Any] | None,
+        shorter_run: Record | None,
         started: float,
         keep_local: KeepLocal | None = None,
     ):
@@ -208,13 +209,15 @@ class Progress:
         self.directory = directory
         checkpoint = directory.restore(shorter_run) or {}
         self.state = restore_state(run, checkpoint, directory.path, keep_local)
-        empty: dict[str, Any] = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
-        saved = ranks.broadcast_value({key: checkpoint.get(key, empty[key]) for key in empty})
-        self.best_row: dict[str, Any] = saved["best"]
-        self.last_row: dict[str, Any] = saved["last"]
-        self.recorded_engine: dict[str, Any] = saved["engine"]
+        empty: Record = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
+        saved: Record = ranks.broadcast_value(
+            {key: checkpoint.get(key, empty[key]) for key in empty}
+        )
+        self.best_row: Record = saved["best"]
+        self.last_row: Record = saved["last"]
+        self.recorded_engine: Record = saved["engine"]
         self._started = started - saved["seconds"]
-        self._engine_record: dict[str, Any] = {}
+        self._engine_record: Record = {}
         self._saved_at = time.monotonic()
         self._saved_round = self.state.round
         self._save_seconds = 0.0  # that the last checkpoint took
@@ -225,7 +228,7 @@ class Progress:
         """Return the seconds that the run took so far, in all its processes."""
         return time.monotonic() - self._started
 
-    def count_round(self, played_round: Round, engine_record: Mapping[str, Any]) -> None:
+    def count_round(self, played_round: Round, engine_record: Values) -> None:
         """Take in a finished round, and the engine that computed it."""
         self.state = played_round.state
         # Rows are overwritten in place: by this number `save_if_left` knows whether they still are
@@ -284,7 +287,7 @@ class Progress:
 # ---- Extend a shorter run
 
 
-def load_shorter_run(run: Run) -> dict[str, Any] | None:
+def load_shorter_run(run: Run) -> Record | None:
     """Return the checkpoint of the run that `extend` names, as this run would have it.
 
     None without `extend`, and in processes beside the first.
@@ -343,7 +346,7 @@ def _depends_on_rounds(run: Run, shorter_rounds: int) -> bool:
     return not all(torch.equal(shorter, longer) for shorter, longer in pairs)
 
 
-def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) -> dict[str, Any]:
+def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) -> Record:
     """Return a shorter run's rows, best and last, without what only its last round evaluated."""
     rows = rounds.read_rows(files["rounds.csv"])
     is_evaluated = rounds_done % run.eval.every == 0

@@ -19,6 +19,7 @@ from typing import Any
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 from fedpfl.record.columns import METRICS, validation_column
 from fedpfl.record.eta import format_duration
@@ -43,7 +44,7 @@ class SearchResult:
     value: float
     trials: Mapping[str, int]
     rounds: int
-    space: Mapping[str, Any] = field(default_factory=dict)
+    space: Values = field(default_factory=dict)
     task: Task = CLASSIFICATION
 
 
@@ -97,8 +98,8 @@ class Search:
     def __init__(
         self,
         path: Path,
-        space: Mapping[str, Any],
-        configured_values: Mapping[str, Any],
+        space: Values,
+        configured_values: Values,
         settings: SearchSettings,
     ):
         """Read the trials that have ended.
@@ -112,12 +113,12 @@ class Search:
         self.path = path
         self._space = space
         self.settings = settings
-        self._first_proposal: dict[str, Any] = {}
+        self._first_proposal: Record = {}
         for key, value in configured_values.items():
             matching_value = _match_value(space[key], value)
             if matching_value is not None:
                 self._first_proposal[key] = matching_value
-        self.trials: list[dict[str, Any]] = read_search(path)["trials"] if path.is_file() else []
+        self.trials: list[Record] = read_search(path)["trials"] if path.is_file() else []
 
     def run(
         self,
@@ -165,7 +166,7 @@ class Search:
         with files.durable_write(self.path) as file:
             file.write(json.dumps({**settings, "trials": self.trials}).encode())
 
-    def _propose_batch(self) -> list[dict[str, Any]]:
+    def _propose_batch(self) -> list[Record]:
         """Return the values of the next trials, from the whole batches before them."""
         optuna = import_optuna()
         study = optuna.create_study(
@@ -199,7 +200,7 @@ class Search:
             seed=int.from_bytes(digest), n_startup_trials=self.settings.startup
         )
 
-    def to_overrides(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+    def to_overrides(self, params: Values) -> tuple[str, ...]:
         """Return proposed values as words of the command line, in the order of the space."""
         trial_words = []
         for key in self._space:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from fedpfl.config.run import Run, build_run
 from fedpfl.data import fingerprint
 from fedpfl.engine.backends import lockstep, ranks
 from fedpfl.ground import tree
+from fedpfl.ground.records import Record, Values
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
 from fedpfl.record.run_files import STATES_AT_NODES, require_states_here
@@ -240,7 +241,7 @@ class _OpenRun:
         if not self.run.checkpoint.keep:
             directory.drop_checkpoint()
 
-    def _compare_masks(self) -> dict[str, Any] | None:
+    def _compare_masks(self) -> Record | None:
         """Compare clients' masks, by their numbers in the partition; None without masks."""
         federation = self.run.federation
         masks = engine.compare_masks(self.run.method, self.progress.state)
@@ -258,7 +259,7 @@ def _record_round(
     played_round: Round,
     progress: resume.Progress,
     client_table: ClientTable,
-    engine_record: Mapping[str, Any],
+    engine_record: Values,
 ) -> None:
     """Write the measurements of a round to the run directory."""
     directory = progress.directory
@@ -305,7 +306,7 @@ def _make_backend(
     """
     # ---- The choice before an interruption holds on the same type of device.
     recorded_engine = progress.recorded_engine
-    resumed_engine: dict[str, Any] = {}
+    resumed_engine: Record = {}
     if recorded_engine.get("device") == run.device.type:
         resumed_engine = tree.select(recorded_engine, RECORDED_ENGINE_KEYS)
     make = partial(
@@ -336,7 +337,7 @@ def _make_backend(
     return backend
 
 
-def _engine_record(run: Run, backend: engine.Backend) -> dict[str, Any]:
+def _engine_record(run: Run, backend: engine.Backend) -> Record:
     """Return the engine settings in use and the device type."""
     settings = {name: getattr(backend.engine, name) for name in RECORDED_ENGINE_KEYS}
     return {"device": run.device.type, **settings}

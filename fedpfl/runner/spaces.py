@@ -16,6 +16,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.plugins import LIMITS, SPACES
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.terminal import print_notice
 
 SPACES_FILE = Path(overrides.CONF) / "tune.yaml"
@@ -110,7 +111,7 @@ def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
     return True
 
 
-def find_edge_values(chosen_words: Sequence[str], space: Mapping[str, Any]) -> list[str]:
+def find_edge_values(chosen_words: Sequence[str], space: Values) -> list[str]:
     """Return the chosen words with a number at an end of its search space.
 
     Args:
@@ -146,7 +147,7 @@ def override_key(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _read_space(name: str, user_words: Sequence[str] = ()) -> dict[str, Any]:
+def _read_space(name: str, user_words: Sequence[str] = ()) -> Record:
     """Return a search space by key: of the user's tune.yaml, the method's plugin, or conf/tune.yaml.
 
     Raises:

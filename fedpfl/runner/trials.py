@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.ground.records import Record, Values
 from fedpfl.record.columns import METRICS, column_names, round_columns, validation_column
 from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
@@ -143,7 +144,7 @@ def read_trial_result(
     return TrialResult(None if lost else value, rounds, lost, [*curve.items()])
 
 
-def read_search(path: Path) -> dict[str, Any]:
+def read_search(path: Path) -> Record:
     """Read the file of a search: its settings, and the trials that have ended."""
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -182,7 +183,7 @@ class SearchTrial:
         study_name: of the search, which the run's summary names.
     """
 
-    def __init__(self, sweeper: Mapping[str, Any]):
+    def __init__(self, sweeper: Values):
         """Read the search, as the process of the job finds it.
 
         Args:
@@ -197,7 +198,7 @@ class SearchTrial:
         self._curves = curves if is_judging else []
         self._scores: list[float] = []
 
-    def judge(self, round_number: int, row: Mapping[str, Any]) -> None:
+    def judge(self, round_number: int, row: Values) -> None:
         """Judge an evaluated row.
 
         Raises:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import pluralize
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import Task
 from fedpfl.ground.terminal import print_notice
 from fedpfl.methods import METHODS
@@ -87,7 +88,7 @@ class TunedMethod(NamedTuple):
         final_runs: run directories of these, one per seed.
     """
 
-    record: dict[str, Any]
+    record: Record
     final_runs: list[Path]
 
 
@@ -154,14 +155,14 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
 
 def _read_test_scores(
     final_runs: Sequence[Path], columns: Sequence[str], select: str = "validation"
-) -> dict[str, Any]:
+) -> Record:
     """Return the number of finished runs, and test scores if all are finished.
 
     Each run is judged at its best validation round.
     """
     runs = [load.read_started_run(path) for path in final_runs]
     finished_count = sum(run.status == "finished" for run in runs)
-    scores: dict[str, Any] = dict.fromkeys(columns)
+    scores: Record = dict.fromkeys(columns)
     if finished_count == len(runs):
         # They differ by seed alone, so the table has one row.
         (scores,) = accuracy_table(runs, select, chosen=columns).frame.to_dict("records")
