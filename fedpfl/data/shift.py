@@ -7,7 +7,7 @@ schedule leads from one to the next.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -291,32 +291,30 @@ def require_fit_of_shift(shift: Shift, federation: Federation) -> None:
             )
 
 
+@dataclass(frozen=True, eq=False)
 class ShiftedClients:
     """Make the federation of a world, and keep the last one in memory.
 
-    Args:
+    Attributes:
         everyone: All clients of the partition, as the data set has their samples.
         newcomers: Clients that never take part.
         shift: The amounts.
         seed: The seed of the draws.
     """
 
-    def __init__(self, everyone: Federation, newcomers: Collection[int], shift: Shift, seed: int):
-        self._everyone = everyone
-        self._newcomers = newcomers
-        self._shift = shift
-        self._seed = seed
-        self._world: int | None = None
-        self._federations: tuple[Federation, Federation | None] | None = None
+    everyone: Federation
+    newcomers: Collection[int]
+    shift: Shift
+    seed: int
+    _by_world: dict[int, tuple[Federation, Federation | None]] = field(default_factory=dict)
 
     def in_world(self, world: int) -> tuple[Federation, Federation | None]:
         """Return the clients that take part and, if there are any, those that never do."""
-        if self._federations is None or self._world != world:
-            self._federations = None  # so that two worlds are not in memory at a time
-            shifted = shift_federation(self._everyone, self._shift, self._seed, world)
-            self._federations = shifted.split_newcomers(self._newcomers)
-            self._world = world
-        return self._federations
+        if world not in self._by_world:
+            self._by_world.clear()  # so that two worlds are not in memory at a time
+            shifted = shift_federation(self.everyone, self.shift, self.seed, world)
+            self._by_world[world] = shifted.split_newcomers(self.newcomers)
+        return self._by_world[world]
 
 
 def shift_federation(federation: Federation, shift: Shift, seed: int, world: int) -> Federation:

@@ -38,11 +38,6 @@ class Weights:
     caveat: str = ""
 
 
-def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file, as `read_weights` does."""
-    return read_weights(path).values
-
-
 def read_weights(path: Path) -> Weights:
     """Read a file of `torch.save(network.state_dict(), path)` or of safetensors, on the CPU.
 

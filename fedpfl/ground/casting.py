@@ -6,13 +6,11 @@ import inspect
 import types
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     PydanticUserError,
     StrictBool,
@@ -136,8 +134,6 @@ def _make_strict(hint: Any) -> Any:
         return STRICT_TYPES[hint]
     if hint is inspect.Parameter.empty:
         return Any
-    if _is_enum(hint):
-        return Annotated[hint, BeforeValidator(lambda name: hint.__members__.get(str(name), name))]
     if origin is Annotated:
         inner, *notes = get_args(hint)
         return Annotated[(_make_strict(inner), *notes)]
@@ -148,10 +144,6 @@ def _make_strict(hint: Any) -> Any:
         is_of_any_length = origin is not tuple
         return tuple[(*(arguments or (Any,)), *[...] * is_of_any_length)]  # type: ignore[misc]
     return hint
-
-
-def _is_enum(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Enum)
 
 
 # ---- Annotations in words
@@ -165,11 +157,9 @@ def describe_annotation(hint: Any) -> str:
         return describe_annotation(arguments[0])
     if origin in UNION_TYPES:
         return " or ".join(map(describe_annotation, arguments))
-    choices = hint.__members__ if _is_enum(hint) else arguments
-    if origin is Literal and len(choices) == 1:
-        return str(arguments[0])
-    if origin is Literal or _is_enum(hint):
-        return f"one of {', '.join(map(str, choices))}"
+    if origin is Literal:
+        choices = ", ".join(map(str, arguments))
+        return choices if len(arguments) == 1 else f"one of {choices}"
     if (origin or hint) in LIST_TYPES:
         item = describe_annotation(arguments[0]) if arguments else "a value"
         is_noun = item.startswith("a ") and item in TYPE_NAMES.values()
@@ -183,7 +173,7 @@ def describe_limits(hint: Any) -> str:
     arguments = get_args(hint)
     if origin is Annotated:
         return describe_range(arguments)
-    if origin is Literal or _is_enum(hint):
+    if origin is Literal:
         return describe_annotation(hint)
     if origin in LIST_TYPES:
         return describe_limits(arguments[0])

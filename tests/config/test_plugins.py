@@ -19,9 +19,10 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.record.columns import METRICS
 from fedpfl.report.load import runs as load_runs
+from fedpfl.runner import session
 from tests.command import TINY, format_override, read_summary, run_command
 from tests.conftest import ROOT, read_cases
-from tests.data.promises import build
+from tests.data.promises import build, one_line
 
 MINE = (ROOT / "docs/mine.py").read_text()
 ALL = ("plugins=[mine.py]", "method=halfway", "model=wide", "dataset=stripes", "partition=equal")
@@ -59,8 +60,9 @@ def test_the_documented_file_runs_whole_with_values_of_a_folder(folder: Path) ->
     assert (run.method_title, run.method) == ("Halfway", "Halfway")
 
 
-def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder, capsys):
+def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder, capsys, monkeypatch):
     """To look at a run's models is not to run the code that its config.yaml names."""
+    monkeypatch.setattr(session, "try_plugins", lambda *about: None)  # it takes seconds
     own = METHOD.format("pass")
     (folder / "mine.py").write_text(own)
     words = ("plugins=[mine.py]", "method=mine", *TINY, "hydra.run.dir=run")
@@ -150,24 +152,19 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
 
 ARGUMENTS = """
 from __future__ import annotations
-import enum, functools, math
+import functools, math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, NewType, Optional, Protocol
-import numpy as np
+from typing import TYPE_CHECKING, Callable, Literal, Protocol
 from torch import nn
 from fedpfl.methods import FedAvg
 from fedpfl.models.mlp import MLP
 if TYPE_CHECKING:
     from absent import Odd
-Size = NewType("Size", int)
 class Like(Protocol): pass
-class Kind(enum.Enum):
-    A = "a"
-    B = "b"
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    kind: Kind = Kind.A
+    kind: Literal["a", "b"] = "a"
     rule: Callable = math.exp
     sizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))
     def init(self, params, parts):
@@ -175,11 +172,10 @@ class Mine(FedAvg):
         return super().init(params, parts)
 class Layers:
     def __call__(
-        self, shape, classes, kind: Kind = Kind.A, act=nn.ReLU, width: int = None,
-        path: Path = Path("a"), scale: float = np.float32(0.5), size: Size = 3, like: Like = 4,
-        odd: Odd = 5, folder=Path("b"), *, depth: int = 7
+        self, shape, classes, act=nn.ReLU, width: int = None, like: Like = 4, odd: Odd = 5,
+        folder=Path("b"), *, depth: int = 7
     ):
-        print("model", kind, act.__name__, width, path, scale, size, like, odd, folder, depth)
+        print("model", act.__name__, width, like, odd, folder, depth)
         return MLP(shape, classes)
 METHODS = {"mine": Mine}
 MODELS = {"mine": functools.partial(Layers(), depth=8)}
@@ -189,30 +185,24 @@ MODELS = {"mine": functools.partial(Layers(), depth=8)}
 def test_arguments_of_every_kind_arrive(folder: Path, capsys) -> None:
     """What no configuration can hold keeps its default and is no key; the rest can be set."""
     (folder / "mine.py").write_text(ARGUMENTS)
-    words = (
-        format_override("plugins", [folder / "mine.py"]),
-        "method=mine",
-        "model=mine",
-        *TINY[:-2],
-    )
+    plugin = format_override("plugins", [folder / "mine.py"])
+    words = (plugin, "method=mine", "model=mine", *TINY[:-2])
     plugins.load_plugins([folder / "mine.py"])
     build(*words)
     defaults = capsys.readouterr().out
-    assert "method Kind.A 1.0 (1, 2)\n" in defaults
-    assert "model Kind.A ReLU None a 0.5 3 4 5 b 8\n" in defaults
-    values = ("model.kind=B", "model.width=2", "model.path=c", "model.size=1", "method.kind=B")
-    build(*words, *values, "method.sizes=[3]", "model.odd=x")
+    assert "method a 1.0 (1, 2)\n" in defaults
+    assert "model ReLU None 4 5 b 8\n" in defaults
+    build(*words, "model.width=2", "method.kind=b", "method.sizes=[3]", "model.odd=x")
     changed = capsys.readouterr().out
-    assert "method Kind.B 1.0 (3,)\n" in changed
-    assert "model Kind.B ReLU 2 c 0.5 1 4 x b 8\n" in changed
-    for word, message in {
-        "model.kind=C": "model.kind must be one of A, B, got 'C'",
-        "model.act=x": "model.act is not a key here; known keys of model=mine: .*",
-        "model.folder=x": "model.folder is not a key here; known keys of model=mine: .*",
-        "model.width=x": "model.width must be a whole number or null, got 'x'",
-    }.items():
+    assert "method b 1.0 (3,)\n" in changed
+    assert "model ReLU 2 4 x b 8\n" in changed
+    for word in ("model.act=x", "model.folder=x"):
         (line,) = run_command(*words, word, cwd=folder).complaints
-        assert re.fullmatch(f"fedpfl: {message}", line)
+        key = word.removesuffix("=x")
+        assert f"{key} is not a key here; known keys of model=mine: " in line
+    assert one_line(lambda: build(*words, "model.width=x")) == (
+        "model.width must be a whole number or null, got 'x'"
+    )
 
 
 LEAN = """
@@ -288,10 +278,8 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
         file.write_text(METHOD.replace('"mine"', f'"{file.parent.name}"').format("pass"))
     both, alone = code(*files), [code(file) for file in files]
     assert both == code(*reversed(files)) == " ".join(sorted(alone))
-    for file in files:
-        (file.parent / "mine.py").write_text(file.read_text() + "#")
-        assert code(*files) != both
-        both = code(*files)
+    files[1].write_text(files[1].read_text() + "#")
+    assert code(*files) != both
     plugins.load_plugins([])
 
 
@@ -310,13 +298,8 @@ DATASETS = {'mine': lambda source, only=1: 0} => dataset=mine: its argument only
 MODELS = {'mine': lambda shape, classes: 0, 'cnn4': int} => model=cnn4: it exists already; choose another name
 MODELS = {'a b': int} => model=a b: its name must be of letters, digits and _
 METRICS = {'f1': max} => metrics=[f1]: it must be a function, and its name of letters, digits and _, and of no
-METRICS = {'val_recall': max} => metrics=[val_recall]: it must be a function, and its name
-METRICS = {'label_3': max} => metrics=[label_3]: it must be a function, and its name
-METRICS = {'test': max} => metrics=[test]: it must be a function, and its name
-METRICS = {'system': max} => metrics=[system]: it must be a function, and its name
 METRICS = {'mine': max, 'ft_mine': max} => metrics=[ft_mine]: it must be a function, and its name
 METRICS = {'mine': 3} => metrics=[mine]: it must be a function, and its name
-METRICS = {3: max} => metrics=[3]: it must be a function, and its name
 """
 WRONG_HOOKS = """
 finnish(self): pass => finnish is no hook of a method

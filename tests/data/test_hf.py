@@ -145,9 +145,7 @@ def test_texts_are_the_words_of_the_training_part(tmp_path):
     assert load(tmp_path / "d", input="title", vocabulary=3, length=1).x.tolist() == [[1], [2], [1]]
 
 
-@pytest.mark.parametrize(
-    ("modes", "channels"), [("L L", 1), ("1 LA", 1), ("L RGB", 3), ("RGBA P", 3), ("RGB CMYK", 3)]
-)
+@pytest.mark.parametrize(("modes", "channels"), [("1 LA", 1), ("L RGB", 3), ("RGBA P", 3)])
 def test_images_of_any_mode_are_grey_or_of_three_channels(tmp_path, modes, channels):
     made = [Image.new(mode, (5, 4)) for mode in modes.split()]
     save(tmp_path / "d", {**IMAGE, **LABEL}, image=made, label=[0, 1])

@@ -105,11 +105,9 @@ def test_a_run_goes_on_with_its_own_data_alone(digits):
     assert named.digest != renamed.digest
     # A cycle would hold the samples of the run above until garbage is collected.
     gc.collect()
-    loaded = fedpfl.load("run")
     with pytest.raises(fedpfl.FedpflError, match=r"fedpfl\.load\(DIR, data=\.\.\.\)"):
-        loaded.personal(0)
-    loaded = fedpfl.load("run", data=(x, y))
-    assert loaded.predict(0, x[:2]).shape == (2, 10)
+        fedpfl.load("run").personal(0)
+    assert fedpfl.load("run", data=(x, y)).predict(0, x[:2]).shape == (2, 10)
 
 
 X, Y = np.zeros((40, 4), np.float32), np.arange(40) % 2

@@ -12,6 +12,7 @@ from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
 from tests.command import TINY, compose_once, format_override, play_run, read_table
+from tests.conftest import read_cases
 from tests.data.promises import one_line
 
 Y = np.arange(40) % 4
@@ -114,46 +115,38 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     assert one_line(lambda: build_run(check_config(cfg))).startswith(told)
 
 
-NO_PARTITION = "partition.path: {path} cannot be read as a partition ("
-CLIENTS_EXPECTED = f"{NO_PARTITION}ValueError: train, test and val are of a client; give"
-NO_LIST = f"{NO_PARTITION}ValueError: client 0 has neither a list of samples nor train, test and v"
-NO_NUMBERS = f"{NO_PARTITION}ValueError: the samples of client"
+WRONG = """
+"nonsense" | cannot be read as a partition (JSONDecodeError
+"[]" | cannot be read as a partition (ValueError: it has no entry per client
+{"Test": [1], "zoe": [2]} | (ValueError: train, test and val are of a client; give
+[3] | client 0 has neither a list of samples nor train, test and val
+{"0": {"x": 20, "y": {"1": 20}}} | client 0 has neither a list of samples nor train, test and val
+[{"train": [1], "test": [2], "extra": []}] | client 0 has neither a list of samples nor train, test
+[{"train": [1], "test": 2}] | the samples of client 0 are no list of whole numbers
+[[1, 2], ["a"]] | the samples of client 1 are no list of whole numbers
+[[1], [2]] | clients must be 2, as PATH deals to so many, got 3
+[[1], [40], [2]] | partition.path: client 1 of PATH has sample 40, and the data set has 40
+[{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)] | sample 20 of PATH is for training and for testing or validation too
+"""
+"""What is in the file | what is said. The fifth is FL-bench's statistics, the last four are as of a
+scheme of one's own.
+"""
 
 
-@pytest.mark.parametrize(
-    ("held", "message"),
-    [
-        ("nonsense", f"{NO_PARTITION}JSONDecodeError"),
-        ("[]", f"{NO_PARTITION}ValueError: it has no entry per client"),
-        ({"Test": [1], "zoe": [2]}, CLIENTS_EXPECTED),
-        ([3], NO_LIST),
-        ({"0": {"x": 20, "y": {"1": 20}}}, NO_LIST),  # FL-bench's statistics
-        ([{"train": [1], "test": [2], "extra": []}], NO_LIST),
-        ([{"train": [1], "test": 2}], f"{NO_NUMBERS} 0 are no list of whole numbers"),
-        ([[1, 2], ["a"]], f"{NO_NUMBERS} 1 are no list of whole numbers"),
-        # As of a scheme of one's own, with the file's name
-        ([[1], [2]], "clients must be 2, as {path} deals to so many, got 3"),
-        ([[1], [40], [2]], "partition.path: client 1 of {path} has sample 40, and the data set ha"),
-        (
-            [{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)],
-            "sample 20 of {path} is for training and for testing or validation too",
-        ),
-    ],
-)
-def test_what_is_no_partition_or_does_not_fit_is_refusal(write, held, message):
-    path = write(held)
-    assert message.format(path=path) in refusal(path, test_fraction=0)
+@pytest.mark.parametrize(("held", "message"), read_cases(WRONG, " | "))
+def test_what_is_no_partition_or_does_not_fit_is_one_line(write, held, message):
+    path = write(eval(held))
+    assert message.replace("PATH", str(path)) in refusal(path, test_fraction=0)
 
 
 def test_other_files_are_not_opened(write):
-    assert refusal(write("x", "partition.pkl")).startswith(
-        "partition.path must end in .npz or .json, got "
-    )
+    told = refusal(write("x", "partition.pkl"))
+    assert told.startswith("partition.path must end in .npz or .json, got ")
     assert refusal("absent.npz") == "partition.path: there is no file absent.npz; check the path"
 
 
 @pytest.mark.parametrize("offsets", [[1, 7, 14, 31], [0, 14, 7, 31], [0.0, 7.0, 14.0, 31.0]])
-def test_arrays_that_do_not_add_up_are_refusal(tmp_path, offsets):
+def test_arrays_that_do_not_add_up_are_one_line(tmp_path, offsets):
     flat(partition.iid(Y, 3, 0), tmp_path / "whole.npz")
     with np.load(tmp_path / "whole.npz") as arrays:
         np.savez(tmp_path / "p.npz", **{**arrays, "train_offsets": offsets})

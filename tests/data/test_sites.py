@@ -44,8 +44,7 @@ def test_test_parts_come_after_all_training_parts(tmp_path):
     write_archive(tmp_path / "a.npz", 4, test_from=3, y=np.array([10, 20, 10, 20]))
     write_archive(tmp_path / "b.npz", 5, test_from=2, y=np.array([20, 30, 10, 10, 30]))
     samples = load(tmp_path)
-    assert samples.group_names == ("a", "b")
-    assert samples.test_from == 5
+    assert (samples.group_names, samples.test_from) == (("a", "b"), 5)
     assert samples.groups.tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 1]
     assert samples.class_names == ("10", "20", "30")
     assert samples.y.tolist() == [0, 1, 0, 1, 2, 1, 0, 0, 2]
@@ -95,22 +94,16 @@ def two_tables(folder: Path, **second) -> None:
     write_table(folder / "b.csv", **second)
 
 
-def cut_image(folder: Path) -> None:
+def spoil_image(folder: Path, kind: str) -> None:
     write_images(folder / "north")
     image = folder / "north" / "cat" / "1.png"
-    image.write_bytes(image.read_bytes()[:40])
-
-
-def deepen_image(folder: Path) -> None:
-    write_images(folder / "north")
-    pixels = np.full((9, 7), 3000, np.uint16)
-    Image.fromarray(pixels).save(folder / "north" / "cat" / "1.png")
-
-
-def write_pages(folder: Path) -> None:
-    write_images(folder / "north")
-    pages = [Image.new("L", (9, 7), colour) for colour in (0, 255)]
-    pages[0].save(folder / "north" / "cat" / "1.tif", save_all=True, append_images=pages[1:])
+    if kind == "cut":
+        image.write_bytes(image.read_bytes()[:40])
+    elif kind == "deep":
+        Image.fromarray(np.full((9, 7), 3000, np.uint16)).save(image)
+    else:
+        pages = [Image.new("L", (9, 7), colour) for colour in (0, 255)]
+        pages[0].save(image.with_suffix(".tif"), save_all=True, append_images=pages[1:])
 
 
 TABLE = {"label": "sick", "categories": ("ward",)}
@@ -131,12 +124,12 @@ table options | two_archives(f) | {"label": "sick"} | are for tables, and a.npz 
 row numbers | (write_table(f / "a.csv"), pd.read_csv(f / "a.csv").to_csv(f / "a.csv")) | TABLE | a.csv: column 1 has no name
 more cells than names | (f / "a.csv").write_text("age,sick\\n1,no,7\\n2,yes,8\\n") | {"label": "sick"} | a.csv: a row has more cells
 another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.csv: ward 'A' is 'a' at a.csv; write it alike
-an image of 16 bits | deepen_image(f) | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
-an image of two pages | write_pages(f) | {} | 1.tif cannot be read as an image: it has 2 pages
+an image of 16 bits | spoil_image(f, "deep") | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
+an image of two pages | spoil_image(f, "pages") | {} | 1.tif cannot be read as an image: it has 2 pages
 a category that is the label | two_tables(f) | {**TABLE, "categories": ("sick",)} | dataset.categories has sick, which is no feature
 labels in words | two_tables(f) | {**TABLE, "task": "regression"} | holds 'no' in row 1, no number; labels of this task are numbers
 a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
-a cut image | cut_image(f) | {} | 1.png cannot be read as an image:
+a cut image | spoil_image(f, "cut") | {} | 1.png cannot be read as an image:
 """
 """Name | what is done in the folder `f` | options | what is said."""
 

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 from fedpfl import models
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
-from fedpfl.data.state_dict import read_state_dict
+from fedpfl.data.state_dict import read_weights
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
 from fedpfl.models import ADAPTERS
@@ -242,7 +242,7 @@ def test_a_vision_transformer_starts_from_torchvisions_files():
 
 
 def start(name="resnet8", classes=10, weights=None):
-    values = read_state_dict(weights) if weights else None
+    values = read_weights(weights).values if weights else None
     return models.build_network(name, (1, 16, 16), classes, 0, weights=values)
 
 
@@ -287,7 +287,7 @@ def test_torchvisions_names(tmp_path):
             for values in (part.weight, part.bias, part.running_mean, part.running_var):
                 torch.nn.init.uniform_(values, 0.5, 1.5)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
-    weights = read_state_dict(tmp_path / "theirs.pth")
+    weights = read_weights(tmp_path / "theirs.pth").values
     net = models.build_network("resnet18", (3, 32, 32), 1000, 0, weights=weights)
     x = torch.randn(2, 3, 40, 40)
     assert_close(net.bind({"main": net.buffers})(net.params, x), theirs(x))
@@ -329,7 +329,7 @@ def test_files_that_are_not_this_networks_safetensors(name, tmp_path, capsys):
     content, told = BAD_FILES[name]
     (tmp_path / name).write_bytes(content(save(vit(7).params)))
     with pytest.raises(FedpflError, match=told) as error:
-        vit(weights=read_state_dict(tmp_path / name))
+        vit(weights=read_weights(tmp_path / name).values)
     assert "\n" not in str(error.value)
     assert "unpickled" not in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
@@ -36,13 +36,17 @@ class WouldDownload(FedpflError):
 
 
 @contextmanager
-def without_writing() -> Iterator[None]:
-    """Within the context, download nothing and write nothing below `data_dir`."""
-    before = _writes_nothing.set(True)
+def _turn_on(variable: ContextVar[bool]) -> Iterator[None]:
+    before = variable.set(True)
     try:
         yield
     finally:
-        _writes_nothing.reset(before)
+        variable.reset(before)
+
+
+def without_writing() -> AbstractContextManager[None]:
+    """Within the context, download nothing and write nothing below `data_dir`."""
+    return _turn_on(_writes_nothing)
 
 
 def writes_nothing() -> bool:
@@ -198,17 +202,12 @@ def check_md5(path: Path, md5: tuple[str, ...]) -> None:
 
 # ---- The cache
 
-_ignores_cache = ContextVar("ignores_cache", default=False)
+_ignores_cache: ContextVar[bool] = ContextVar("ignores_cache", default=False)
 
 
-@contextmanager
-def without_cache() -> Iterator[None]:
+def without_cache() -> AbstractContextManager[None]:
     """Within the context, read data sets from their files, not from `data_dir`/cache."""
-    token = _ignores_cache.set(True)
-    try:
-        yield
-    finally:
-        _ignores_cache.reset(token)
+    return _turn_on(_ignores_cache)
 
 
 def read_cached(

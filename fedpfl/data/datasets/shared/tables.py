@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".xlsx")
 NAMELESS_COLUMN = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 """What pandas and pyarrow call columns without a name."""
-CAUSES = (
-    (r"[+-]?\d[\d.]*,\d+", "it may have a decimal comma; write a point"),
-    (r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([ T].*)?", "it may be a date; make it a number of days"),
-    (r"\d{1,2}:\d{2}(:\d{2})?", "it may be a time; make it a number of minutes"),
-    (
-        r"(?i)nan?|n/a|none|null|missing|unknown|[?.\-]+|#.+[!?/].*",
-        "it may stand for a missing value; fill it in, or leave the cell empty and set "
-        "dataset.missing=mean",
-    ),
-    (r"[<>≤≥]=?\s*[\d.,]+", "it may be beyond a limit; write a number"),
-    (r"[+-]?[\d.]+\s*[^\d\s]+", "it may have a unit; write the number alone"),
-)
-"""Likely causes of a cell that is no number, by its form."""
 
 
 class Columns(NamedTuple):
@@ -168,33 +155,19 @@ def read_numbers(column: pd.Series, origin: str, is_label: bool = False) -> np.n
     Raises:
         FedpflError: A cell has no value, or is no number that float32 holds.
     """
+    import pandas as pd
+
     origin = f"{origin}: column {column.name!r}"
     require_values(column.isna().to_numpy(), origin, "row", 1)
     if column.dtype.kind not in "biuf":
-        raise FedpflError(f"{origin} holds {_explain_text(column, is_label)}")
+        # One such cell makes texts of all. Where each could be a number, the first one is quoted.
+        index = int(pd.to_numeric(column, errors="coerce").isna().to_numpy().argmax())
+        advice = "labels of this task are numbers"
+        if not is_label:
+            advice = f"correct or empty it, name it in dataset.categories=[{column.name}], or leave it out"
+        cell = str(column.iloc[index])
+        raise FedpflError(f"{origin} holds {cell[:40]!r} in row {index + 1}, no number; {advice}")
     try:
         return to_floats(column.to_numpy(np.float64))
     except ValueError as error:
         raise FedpflError(f"{origin}: {error}") from None
-
-
-def _explain_text(column: pd.Series, is_label: bool) -> str:
-    """Quote the first cell that is no number, and say the likely cause."""
-    import pandas as pd
-
-    # One such cell makes texts of all. Where each could be a number, the first one is quoted.
-    is_text = pd.to_numeric(column, errors="coerce").isna().to_numpy()
-    index = int(is_text.argmax())
-    cell = str(column.iloc[index])
-    quoted = f"{cell[:40]!r} in row {index + 1}, no number"
-    for form, cause in CAUSES:
-        if re.fullmatch(form, cell.strip()):
-            return f"{quoted}: {cause}" + ("" if is_label else ", or leave the column out")
-    if is_label:
-        return f"{quoted}; labels of this task are numbers"
-    has_many_values = column.nunique() > len(column) / 2
-    if has_many_values and is_text.mean() < 0.5:
-        return f"{quoted}, as most cells are; correct it, or leave the column out"
-    if has_many_values:
-        return f"{quoted}, and nearly each row has another value; leave the column out"
-    return f"{quoted}; name it in dataset.categories=[{column.name}], or leave it out"
