@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -237,8 +237,10 @@ def read_cached(
         / f"{source.name}-{_make_cache_key(source.folder, inputs, size)}.npz"
     )
     # A damaged cache is made again.
-    with contextlib.suppress(Exception), npz.open_archive(path) as arrays:
-        values = {key: array if array.ndim else array.item() for key, array in arrays.items()}
+    with contextlib.suppress(Exception), npz.open_archive(path) as kept:
+        values: dict[str, Any] = {**kept}
+        if "test_from" in values:
+            values["test_from"] = int(values["test_from"])
         names = {key: tuple(map(str, values[key])) for key in values if key.endswith("_names")}
         return Raw(**values | names)
     log.info("reading %s, which takes a while the first time", source.name)
@@ -247,8 +249,8 @@ def read_cached(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as temporary, temporary.open("wb") as file:
-                arrays = {key: value for key, value in raw._asdict().items() if value is not None}
-                np.savez(file, **arrays)
+                arrays = raw._asdict()
+                np.savez(file, **{key: arrays[key] for key in arrays if arrays[key] is not None})
         except OSError as error:
             reason = error_line(error)
             log.warning("%s is read anew at each start: %s (%s)", source.name, path.parent, reason)
