@@ -13,6 +13,7 @@ from fedpfl import data
 from fedpfl.config.plan import Plan
 from fedpfl.config.schema import Settings
 from fedpfl.data import Federation, ShiftedClients, datasets, partition
+from fedpfl.data.units import note_units_of
 from fedpfl.ground.seeding import seeded_by_key
 
 DEALING_KEYS = (
@@ -88,6 +89,8 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
         plan.eval.classes == "own",
     ).to(plan.device)
     everyone = replace(everyone, y=labels)
+    # A private run tells nothing of its samples.
+    unit_notes = [] if plan.privacy else note_units_of(everyone)
     federation, newcomers = everyone.split_newcomers(newcomer_numbers)
     shifted = _shift_clients(plan, everyone, newcomer_numbers, seed, share)
     splits: tuple[Any, ...] = (everyone.train, everyone.test, everyone.validation)
@@ -99,7 +102,7 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
         shifted=shifted,
         splits=splits,
         samples_digest=samples_digest,
-        notes=tuple(split.notes),
+        notes=(*split.notes, *unit_notes),
     )
 
 

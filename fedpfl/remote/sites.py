@@ -7,22 +7,26 @@ run from it, with its own samples in their place.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ValidationError
 
 from fedpfl.config.dealing import Share
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run, build_run
+from fedpfl.data import Federation
 from fedpfl.data.datasets.shared.missing import BY_MEAN
 from fedpfl.data.datasets.shared.parts import ReadOptions, label_columns
 from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
 from fedpfl.data.datasets.sites import read_site, site_name
+from fedpfl.data.units import note_units
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
@@ -47,6 +51,8 @@ LIMITS = MessageLimits(message_bytes=2**22, entries=0)
 """Of a message of the first exchange, which has no tensors."""
 POLL_SECONDS = 0.5
 AGREEMENT_FILE = "sites.json"
+NOTHING = (math.nan, math.nan)
+"""Mean and deviation where a site has no value."""
 
 
 def are_samples_at_nodes(config: Mapping[str, Any]) -> bool:
@@ -140,31 +146,59 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     if unscaled is agreement:
         return agreement
 
-    # ---- Step 2: the sums of their training samples. How many values these are follows from the
-    # split, which both sides make of the sizes of all sites.
+    # ---- Step 2: the sums of their training samples, and what these tell.
     require_public_scale(plan)
     federation = build_run(plan, share_agreement(plan, unscaled)).federation
     is_image = federation.x.dtype == torch.uint8
-    values_per_sample = federation.x[0, 0].numel()
-    train_sizes = federation.train_sizes.tolist()
-    request = Request(key=key, wants="sums", agreement=agreement.model_dump())
-    message = pack_model(request)
-    nodes = [*site_by_node]
-    replies = grid.send_and_receive([(node, message) for node in nodes], settings.timeout)
+    sums_by_site = _ask_for_sums(
+        grid,
+        site_by_node,
+        Request(key=key, wants="sums", agreement=agreement.model_dump()),
+        federation,
+        timeout=settings.timeout,
+    )
+    features = federation.feature_names
+    if features:
+        scales = [
+            [own.find_scale(is_image) if own.count else NOTHING for own in sums]
+            for sums in sums_by_site.values()
+        ]
+        means, deviations = np.moveaxis(np.array(scales), 2, 0)
+        for note in note_units([*sums_by_site], features, means, deviations):
+            print_notice(note)
     totals = [ChannelSums()] * federation.x.shape[1]
+    for sums in sums_by_site.values():
+        totals = [total.add_sums(own) for total, own in zip(totals, sums, strict=True)]
+    mean, std = scale_channels(totals, is_image, features)
+    return agreement.model_copy(update={"mean": [*mean], "std": [*std]})
+
+
+def _ask_for_sums(
+    grid: Grid,
+    site_by_node: Mapping[int, SiteFacts],
+    request: Request,
+    federation: Federation,
+    timeout: float,
+) -> dict[str, list[ChannelSums]]:
+    """Ask each node for the sums of its site, by channel. Raises FedpflError for impossible ones."""
+    message = pack_model(request)
+    replies = grid.send_and_receive([(node, message) for node in site_by_node], timeout)
+    # How many values these are follows from the split, which both sides make of all sites' sizes.
+    train_sizes = federation.train_sizes.tolist()
+    values_per_sample = federation.x[0, 0].numel()
+    is_image = federation.x.dtype == torch.uint8
+    sums_by_site: dict[str, list[ChannelSums]] = {}
     # Without the sums of one site there is no scale, so that a fault here ends the beginning.
-    for node, reply in zip(nodes, replies, strict=True):
-        name = site_by_node[node].name
-        count = train_sizes[agreement.names.index(name)] * values_per_sample
+    for (node, site), reply in zip(site_by_node.items(), replies, strict=True):
+        client = federation.client_names.index(site.name)
+        count = train_sizes[client] * values_per_sample
         counts = range(0 if federation.fill else count, count + 1)
         try:
-            answer = _open_reply(SiteSums, reply, key, settings.timeout)
-            sums = answer.check(len(totals), counts, is_image)
+            answer = _open_reply(SiteSums, reply, request.key, timeout)
+            sums_by_site[site.name] = answer.check(federation.x.shape[1], counts, is_image)
         except FedpflError as fault:
-            raise FedpflError(f"{name} (node {node}): {fault}") from None
-        totals = [total.add_sums(own) for total, own in zip(totals, sums, strict=True)]
-    mean, std = scale_channels(totals, is_image, federation.feature_names)
-    return agreement.model_copy(update={"mean": [*mean], "std": [*std]})
+            raise FedpflError(f"{site.name} (node {node}): {fault}") from None
+    return sums_by_site
 
 
 def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:

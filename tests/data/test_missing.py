@@ -81,6 +81,23 @@ def test_models_that_are_taken_home_fill_by_the_same_numbers(tmp_path):
     assert trained.config["dataset"]["missing"] == "indicator"
 
 
+def test_a_column_in_another_unit_is_told_before_training():
+    """Met by hospitals: mg/l beside mg/dl; a site's own ward or older patients are no unit."""
+    sites = {name: frame.assign(dose=frame["dose"] + 100) for name, frame in make_sites().items()}
+    sites["site0"]["ward"] = "d"
+    held = memory.hold_data(sites)
+    words = (*TABLE, *SMALL, "dataset.missing=mean")
+    assert build(*words, f"dataset.digest={held.digest}").notes == ()
+    sites["site2"]["dose"] *= 10
+    held = memory.hold_data(sites)
+    (note,) = build(*words, f"dataset.digest={held.digest}").notes
+    assert note.startswith(
+        "units: column 'dose' has mean 1025 at site2, and 100.1 to 104.1 elsewhere"
+    )
+    private = ("method=fedavg", "privacy=client", "privacy.noise=1")
+    assert build(*words, f"dataset.digest={held.digest}", *private).notes == ()
+
+
 @pytest.mark.parametrize(
     ("change", "words", "text"),
     [

@@ -103,6 +103,7 @@ def write_empty_cells(folder: Path) -> None:
     for number, file in enumerate(sorted(folder.iterdir())):
         table = pd.read_csv(file)
         table.loc[::3, ["age", "dose", "ward"][number % 3]] = np.nan
+        table["height"] = (table["height"] + 20) * (10 if number == 1 else 1)
         table.to_csv(file, index=False)
 
 
@@ -156,11 +157,13 @@ def assert_as_in_one_place(path: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("form", keep_quick(FORMS, 2))
-def test_sites_of_every_form_as_in_one_place(form, here):
+def test_sites_of_every_form_as_in_one_place(form, here, capsys):
     write, options = FORMS[form]
     write(here / "sites")
     words = [*PLAIN, *options, "rounds=1"]
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
+    has_units = "units: column 'height' has mean 2" in capsys.readouterr().err
+    assert has_units == (form == "empty cells")
     alone = fedpfl.load("alone")
     for client in range(4):
         for stem in ("personal", "finetuned"):
