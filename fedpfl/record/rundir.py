@@ -265,8 +265,8 @@ class RunDirectory:
             lines.insert(0, rounds.format_row(rows[0]))
         self._write(name, "".join(lines).encode())
 
-    def write_partition(self, record: PartitionRecord) -> None:
-        """Write partition.npz, and partition.png unless it is there."""
+    def write_partition(self, record: PartitionRecord, has_picture: bool = False) -> None:
+        """Write partition.npz, and partition.png if a callback may show it."""
         # Samples of all clients in one array; client k's are indices[offsets[k] : offsets[k + 1]].
         arrays: Record = {}
         for name in ("train", "test", "validation"):
@@ -282,7 +282,7 @@ class RunDirectory:
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
         self._write("partition.npz", archive.getvalue())
-        if not (self.path / "partition.png").exists():
+        if has_picture and not (self.path / "partition.png").exists():
             picture = io.BytesIO()
             draw_partition(
                 record.label_counts,

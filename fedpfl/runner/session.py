@@ -111,7 +111,7 @@ class Session:
             run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
             backend = remote_backend or _make_backend(run, stage, progress)
             open_run = _OpenRun(run, path, progress, backend, ClientTable(run), self.trial)
-            open_run.describe_run()
+            open_run.describe_run(has_picture=bool(callbacks or run.loggers))
 
             # ---- Step 3: introduce the run, and play its rounds.
             group = self.experiment or run.federation.name
@@ -147,7 +147,7 @@ class _OpenRun:
     client_table: ClientTable
     trial: SearchTrial | None
 
-    def describe_run(self) -> None:
+    def describe_run(self, has_picture: bool) -> None:
         """Write the facts of the run into its directory before the first round."""
         directory = self.progress.directory
         search_facts = {"search": self.trial.study_name} if self.trial else {}
@@ -155,7 +155,7 @@ class _OpenRun:
         if getattr(self.backend, "keeps_states_at_nodes", False):
             run_facts["states"] = STATES_AT_NODES
         directory.write_summary(status="running", **run_facts, **search_facts)
-        directory.write_partition(self.client_table.make_partition_record())
+        directory.write_partition(self.client_table.make_partition_record(), has_picture)
 
     def start_callbacks(
         self, group: str, needs: ResourceNeeds, quiet: bool, callbacks: Sequence[Callback]

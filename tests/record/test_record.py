@@ -166,7 +166,7 @@ def test_partition_files(tmp_path, monkeypatch):
     counts = np.array([[2, 1], [0, 1], [1, 0]])
     with opened(tmp_path) as directory:
         record = PartitionRecord(train, test, counts, "three clients")
-        directory.write_partition(record)
+        directory.write_partition(record, has_picture=True)
         with np.load(tmp_path / "partition.npz", allow_pickle=False) as stored:
             arrays = {name: array.tolist() for name, array in stored.items()}
         assert arrays == {
@@ -176,7 +176,7 @@ def test_partition_files(tmp_path, monkeypatch):
         }
         assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
         monkeypatch.setattr(rundir, "draw_partition", None)  # what is there is not drawn again
-        directory.write_partition(record)
+        directory.write_partition(record, has_picture=True)
 
 
 @pytest.mark.parametrize(("clients", "classes"), keep_quick([(1, 1), (100, 10), (1000, 200)]))
