@@ -210,6 +210,9 @@ def without_cache() -> AbstractContextManager[None]:
     return _turn_on(_ignores_cache)
 
 
+CACHED_FIELDS = ("x", "y", "groups", "group_names", "test_from")
+
+
 def read_cached(
     source: Source, inputs: Iterable[Path], make: Callable[[], Raw], size: int = 0
 ) -> Raw:
@@ -231,26 +234,23 @@ def read_cached(
     is_below_data_dir = all(path.is_relative_to(source.folder) for path in inputs)
     if _ignores_cache.get() or not is_below_data_dir:  # unpacked to a temporary folder
         return make()
-    path = (
-        source.folder
-        / "cache"
-        / f"{source.name}-{_make_cache_key(source.folder, inputs, size)}.npz"
-    )
+    key = _make_cache_key(source.folder, inputs, size)
+    path = source.folder / "cache" / f"{source.name}-{key}.npz"
     # A damaged cache is made again.
     with contextlib.suppress(Exception), npz.open_archive(path) as kept:
-        values: dict[str, Any] = {**kept}
-        if "test_from" in values:
-            values["test_from"] = int(values["test_from"])
-        names = {key: tuple(map(str, values[key])) for key in values if key.endswith("_names")}
-        return Raw(**values | names)
+        names = tuple(kept["group_names"].tolist())
+        test_from = int(kept["test_from"]) if "test_from" in kept else None
+        return Raw(kept["x"], kept["y"], kept.get("groups"), names, test_from)
     log.info("reading %s, which takes a while the first time", source.name)
     raw = make()
     if not _writes_nothing.get():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as temporary, temporary.open("wb") as file:
-                arrays = raw._asdict()
-                np.savez(file, **{key: arrays[key] for key in arrays if arrays[key] is not None})
+                arrays: dict[str, Any] = dict(zip(CACHED_FIELDS, raw, strict=False))
+                np.savez(
+                    file, **{name: arrays[name] for name in arrays if arrays[name] is not None}
+                )
         except OSError as error:
             reason = error_line(error)
             log.warning("%s is read anew at each start: %s (%s)", source.name, path.parent, reason)
