@@ -231,14 +231,6 @@ def test_the_page_of_peers_has_what_was_measured(tmp_path):
     assert versus.make_table(tmp_path / "absent.csv") == "Nothing has been measured yet."
 
 
-def test_the_methods_of_the_benches_are_called_as_is_said():
-    page = (ROOT / "docs" / "coming_from.md").read_text()
-    section = page.split("## Methods")[1].split("##")[0]
-    names = re.findall(r"`(\w+)`", section)
-    assert len(set(names)) >= 6
-    assert set(names) <= set(METHODS)
-
-
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """A folder with runs such as the docs' commands speak of."""

@@ -59,11 +59,3 @@ def test_the_figures_are_those_of_a_file_counted_by_hand(tmp_path: Path):
     # Words: 2 of the module, 1 of the comment, 19 of the function: "nobody" and "what it".
     assert figures.phrases == round(1000 * 2 / 22, 2)
     assert (figures.openings, figures.code_lines) == (0, 6)
-
-
-def test_a_name_in_three_files_is_counted(tmp_path: Path):
-    files = [tmp_path / f"{letter}.py" for letter in "abc"]
-    for file in files:
-        file.write_text("def show():\n    pass\n")
-    assert measure_files(files).shared_names == 1
-    assert measure_files(files[:2]).shared_names == 0

@@ -172,31 +172,3 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     assert len([*tmp_path.glob("models/client*.pt")]) == 4
     code = f"import fedpfl; print(fedpfl.run(*{TINY}, progress=False).status)"
     assert run(installed / "python", "-c", code, cwd=tmp_path).splitlines()[-1] == "finished"
-
-
-TYPED = """
-from typing import assert_type
-
-import fedpfl
-
-assert_type(fedpfl.run("method=fedobp", rounds=5), fedpfl.Trained)
-fedpfl.run(progress="no")  # type: ignore[arg-type]
-fedpfl.rum()  # type: ignore[attr-defined]
-"""
-
-
-@pytest.mark.full
-def test_beside_a_clone_a_script_finds_the_editable_install_and_its_types(tmp_path):
-    """A folder `fedpfl` beside the script would pass for a package without code."""
-    source, built = clone(tmp_path / "fedpfl"), tmp_path / "built"
-    code = f"from setuptools import build_meta as b; b.build_editable({str(built)!r})"
-    run(sys.executable, "-c", code, cwd=source)
-    python, script = environment(tmp_path, built) / "python", tmp_path / "script.py"
-    script.write_text(
-        f"import fedpfl\nprint(fedpfl.run{(*TINY, 'method=fedavg')}.status, fedpfl.__file__)"
-    )
-    told = run(python, script, cwd=tmp_path).strip()
-    assert told.endswith(f"finished {source / 'fedpfl' / '__init__.py'}")
-    script.write_text(TYPED)  # an ignored line without an error is an error
-    mypy = ("-m", "mypy", "--strict", "--python-executable", python)
-    run(sys.executable, *mypy, script, cwd=tmp_path)

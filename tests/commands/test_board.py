@@ -12,9 +12,7 @@ import yaml
 
 from fedpfl import board, tune
 from fedpfl.config import overrides
-from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
-from fedpfl.report.tables import best_round
 from fedpfl.runner.search import SearchResult, search_results
 from tests.command import format_override
 from tests.conftest import ROOT, keep_quick, read_cases
@@ -61,31 +59,6 @@ def made(tmp_path_factory):
     """Two methods in one setting."""
     folder = tmp_path_factory.mktemp("board")
     return boarded(folder, ("fedavg", "fedper"), ("skewed",), skip_search)
-
-
-def test_a_board_may_be_judged_after_fine_tuning(tmp_path):
-    searches = []
-
-    def play(options, words, **more):
-        searches.append([*options, *words])
-        return skip_search(options, words, **more)
-
-    suite = {**SUITE, "settings": {"skewed": SKEWED}}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(suite))
-    words = "method=fedavg", "seed=44", "metric=val_ft_accuracy", "trials=1", "seeds=1", "rounds=3"
-    with mock.patch.object(board, "run_or_exit", play):
-        assert call(tmp_path, *words) == 0
-    assert "hydra.sweeper.metric=val_ft_accuracy" in searches[0]
-    assert "eval.finetune_epochs=0" not in searches[0]
-    frame = pd.read_csv(tmp_path / "out" / "board.csv", dtype={"identity": str})
-    (run,) = runs(tmp_path / "out" / "skewed" / "final")
-    best = best_round(run.rounds, "val_ft_accuracy")
-    assert best["round"] != best_round(run.rounds, "val_accuracy")["round"]
-    assert frame["ft_accuracy"].item() == pytest.approx(best["ft_accuracy"])
-    assert frame["accuracy"].item() == pytest.approx(best["accuracy"])
-    page = (tmp_path / "out" / "board.html").read_text()
-    assert "round of the best val_ft_accuracy (mean validation accuracy" in page
-    assert call(tmp_path, "verify", frame["identity"].item(), *words[1:]) == 0
 
 
 @pytest.mark.full
@@ -203,26 +176,6 @@ def test_of_a_strangers_row_nothing_is_run_but_the_suites_own_words(
     (line,) = capsys.readouterr().err.splitlines()
     assert (status, play.called) == (2, False)
     assert re.search(told, line)
-
-
-def test_a_board_of_data_elsewhere_is_verified_there(made, tmp_path):
-    """By the words that it was made with; the row's own command is not read."""
-    folder, _, frame = made
-    row = frame[frame["method"] == "FedPer"].iloc[0].to_dict()
-    with mock.patch.object(board, "SUITES", folder):
-        word = format_override("data_dir", tmp_path)
-        command = board.read_command_line(["suite=tiny", word, *MADE_WITH])
-    assert word in board.compose_row(row, command)
-
-
-def test_a_file_that_is_no_board_is_one_line(tmp_path):
-    path = tmp_path / "board.csv"
-    with pytest.raises(FedpflError, match=r"cannot be read as a board: .*; make it with"):
-        board.read_rows(path)
-    for text in ("\0\xff", "a,b\n1,2\n"):
-        path.write_bytes(text.encode("latin1"))
-        with pytest.raises(FedpflError, match="cannot be read as a board"):
-            board.read_rows(path)
 
 
 @pytest.mark.parametrize("every", keep_quick([40, 1]))

@@ -1,19 +1,15 @@
 """Every column of rounds.csv has its name, words and kind in one place."""
 
-import itertools
-
 import pytest
 import torch
 
 from fedpfl.engine import measures
 from fedpfl.engine.calls import Counts
 from fedpfl.engine.evaluate import summarize_scores
-from fedpfl.ground.tasks import CLASSIFICATION, TASKS
+from fedpfl.ground.tasks import TASKS
 from fedpfl.record.columns import (
-    CLIENT_PRIVACY,
     METRICS,
     SPLITS,
-    column_names,
     round_columns,
     task_of_columns,
 )
@@ -52,21 +48,6 @@ def test_the_file_has_them_in_the_order_that_runs_have_always_written():
     assert round_columns(validation=True) == (*first, *judged, *held, *last)
     assert round_columns(unseen=True) == (*first, *judged, *unseen, *last)
     assert round_columns(validation=True, unseen=True) == (*first, *judged, *held, *unseen, *last)
-
-
-def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
-    common = ("common_accuracy", "server_accuracy")
-    told = round_columns(validation=True, unseen=True, options=("ece", "f1", "common"))
-    of_splits = itertools.product(SPLITS.values(), ("", "ft_"), ("f1", "ece"))
-    added = {*told} - {*round_columns(True, True)}
-    assert added == {*map("".join, of_splits), *common}
-    assert told[told.index("loss") :][:4] == ("loss", "f1", "ece", "ft_accuracy")
-    assert told[told.index("values_down") - 2 :][:2] == common == column_names("common")
-    of_classes = [name for name, metric in METRICS.items() if CLASSIFICATION.name in metric.tasks]
-    options = (*MEASURES, "common", "privacy", CLIENT_PRIVACY, "system", "attack", "shift")
-    assert round_columns(True, True, options) == (*of_classes,)
-    system = ("sim_seconds", "dropped", "late")
-    assert round_columns(options=["system"]) == (*round_columns(), *system)
 
 
 def test_every_label_is_one_metrics_and_says_what_it_is_about():

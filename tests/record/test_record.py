@@ -215,28 +215,18 @@ def test_commit_of_tracked_source_only(tmp_path):
 
     def git(*arguments: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-        command = ["git", "-C", str(tmp_path), *who, *arguments]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True)
 
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    assert environment._git(package) == (None, None)
+    (tmp_path / "__init__.py").write_text("")
     git("init", "-q")
-    (tmp_path / "other").write_text("")
-    git("add", "package")
-    assert environment._git(package) == (None, None)  # nothing is committed yet
-    git("rm", "-q", "-r", "--cached", "package")
-    git("add", "other")
-    git("commit", "-q", "--no-verify", "-m", "one")
-    assert environment._git(package) == (None, None)  # someone else's checkout
-    git("add", "package")
+    git("commit", "-q", "--no-verify", "--allow-empty", "-m", "one")
+    assert environment._git(tmp_path) == (None, None)  # in another project's checkout
+    git("add", "__init__.py")
     git("commit", "-q", "--no-verify", "-m", "two")
-    commit, dirty = environment._git(package)
-    assert len(commit) == 40
-    assert dirty is False
-    (package / "__init__.py").write_text("changed = True\n")
-    assert environment._git(package) == (commit, True)
+    (commit, dirty) = environment._git(tmp_path)
+    assert (len(commit), dirty) == (40, False)
+    (tmp_path / "__init__.py").write_text("changed = True\n")
+    assert environment._git(tmp_path) == (commit, True)
 
 
 # ---- callbacks
