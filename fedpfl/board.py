@@ -23,6 +23,7 @@ if __name__ == "__main__":
     terminal.outlive_readers()
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.grouping import Group, groups, require_classes
 from fedpfl.report.load import runs
 from fedpfl.report.names import METHOD_TITLES
+from fedpfl.report.power import SeedScore, describe_parting, number_groups
 from fedpfl.report.ranking import MethodRanks, draw_rank_diagram, rank_tables
 from fedpfl.report.render import render, terminal_width
 from fedpfl.report.run import Run
@@ -78,7 +80,7 @@ HARMED = {f"harmed_{name}": label for name, label in BASELINES.items()}
 """Columns beside the baselines, and their titles."""
 BOARD_COLUMNS = {
     "setting": Column("setting"),
-    "rank": Column("rank", "decimal", spare=1),
+    "group": Column("group", "whole"),
     "method": ROW_COLUMNS["method"],
     **{name: COLUMNS[name] for name in MEASURED if not name.startswith("values")},
     **{name: Column("harmed %", "percent", f"vs {label}") for name, label in HARMED.items()},
@@ -92,14 +94,15 @@ PROVENANCE_COLUMNS = {
     "versions": Column("versions"),
     "command": Column("command", "long"),
 }
-NOT_VERIFIED = ("rank", "versions", "command")
+NOT_VERIFIED = ("rank", "group", "versions", "command")
 """Columns of a row that `verify` does not compare: they do not follow from its runs alone."""
 CHOSEN_WORD = re.compile(r"[\w.]+=[\w.+-]+", re.ASCII)
 CAPTION = (
     "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's "
     "round of the best {metric}; harmed: percent of clients that are worse off than "
     "with FedAvg+FT, or alone, after the last round; sim s/round: simulated, on equal devices, "
-    "mean over rounds; rank: mean over settings, FedAvg judged after fine-tuning."
+    "mean over rounds; group: rows of a setting that do not differ from the group's first (test of "
+    "Games and Howell over seeds, 5 %, all pairs together)."
 )
 
 
@@ -187,11 +190,15 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
 def _make_request(command: BoardCommand, setting: str, method: str) -> tuning.TuningRequest:
     """Return the request that tunes a method in a setting."""
     suite = command.suite
+    run_words = command.run_words
+    if method in METHODS and METHODS[method].pools_samples:
+        # No client has a device.
+        run_words = [word for word in run_words if not word.startswith("system")]
     return parse_request(
         [
             f"method={method}",
             *suite["settings"][setting],
-            *command.run_words,
+            *run_words,
             f"trials={suite['trials']}",
             f"seeds={suite['seeds']}",
             f"metric={command.metric}",
@@ -265,6 +272,7 @@ def make_board(
     frame = pd.DataFrame(rows)
     frame["rank"] = frame["method"].map(mean_ranks)
     frame = frame.sort_values(["setting", "accuracy"], ascending=[True, False], kind="stable")
+    parting_notes = add_groups(frame)
 
     # ---- Step 3: notes on missing numbers.
     finished_paths = [run.path.resolve() for run in finished_runs]
@@ -280,10 +288,34 @@ def make_board(
         title=title,
         frame=frame,
         caption=CAPTION.format(metric=describe_validation(select, CLASSIFICATION)),
-        notes=(*failures, *notes, *fairness_notes),
+        notes=(*failures, *parting_notes, *notes, *fairness_notes),
         by=1,
     )
     return Board(table, finished_runs, ranks)
+
+
+def add_groups(rows: pd.DataFrame) -> list[str]:
+    """Number the groups of each setting's rows, the best first, in a column `group`.
+
+    An upper line is in none.
+
+    Returns:
+        For each setting how many seeds would part its first two rows.
+    """
+    rows["group"] = math.nan
+    notes = []
+    is_ranked = (rows["method"] != METHOD_TITLES["centralized"]) & rows["accuracy"].notna()
+    for setting, members in rows[is_ranked].groupby("setting"):
+        columns = members[["accuracy", "accuracy_seed_std", "seeds"]]
+        scores = [SeedScore(*values) for values in columns.itertuples(index=False)]
+        rows.loc[members.index, "group"] = number_groups(scores)
+        if len(scores) > 1:
+            first, second = scores[:2]
+            deviation = math.hypot(first.deviation, second.deviation)
+            names = [*members["method"][:2]]
+            told = describe_parting(names, first.mean - second.mean, deviation)
+            notes.append(f"{setting}: {told}")
+    return notes
 
 
 def _describe_group(group: Group, record: Values) -> Record:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedpfl.board import BOARD_COLUMNS, PROVENANCE_COLUMNS, read_rows
+from fedpfl.board import BOARD_COLUMNS, PROVENANCE_COLUMNS, add_groups, read_rows
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
 
@@ -22,21 +22,23 @@ PAGE = DOCS / "board.md"
 ROWS_FILE = DOCS / "results" / "board_small.csv"
 SHOWN_ROWS = 5
 SHOWN_COLUMNS = (
-    *("setting", "rank", "method", "accuracy", "ft_accuracy", "unseen_accuracy"),
+    *("setting", "group", "method", "accuracy", "ft_accuracy", "unseen_accuracy"),
     *("harmed_fedavg", "bits_up", "sim_seconds"),
 )
 BEGIN, END = "<!-- made by scripts/board.py -->", "<!-- to here -->"
 
 
 def make_table(rows: pd.DataFrame) -> str:
-    """Return the first rows of each setting in Markdown, with the versions that made them."""
+    """Return the first rows of each setting in Markdown, with groups, and versions."""
     if rows.empty:
         return "Not run yet."
+    notes = add_groups(rows)
     shown = rows.groupby("setting", sort=False).head(SHOWN_ROWS)
     table = Table.of(
         shown.to_dict("records"),
         {name: BOARD_COLUMNS[name] for name in SHOWN_COLUMNS if name in rows},
         caption=f"Made with {'; '.join(rows['versions'].unique())}.",
+        notes=tuple(notes),
         by=1,
     )
     return render(table, "markdown").strip()

@@ -123,7 +123,8 @@ class EvalCall:
             looks at training data.
         overlay: As in TrainCall.
         measures: Names of measures to compute for each client as well: of `measures.MEASURES`,
-            `measures.SUMMED_MEASURES`, of those of plugins, or of `Task.measures`.
+            `measures.SUMMED_MEASURES`, of those of plugins, or of `Task.measures`, or
+            `measures.INTERVAL`.
         common_federation: Clients that lend their test samples to evaluate each model; counts
             are `[clients, clients of common_federation]`.
     """

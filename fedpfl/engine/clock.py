@@ -90,8 +90,8 @@ def play_timed_round(
         cohort: The clients that were drawn.
 
     Returns:
-        State and outcome as by `play_round`, and the round's columns: sim_seconds, dropped (how
-        many drawn clients take no part) and late.
+        State and outcome as by `play_round`, and the round's columns: sim_seconds, flops, dropped
+        (how many drawn clients take no part) and late.
     """
     # ---- Step 1: who comes through? A dry run tells what each client would compute and move.
     measure_loads = _dry_run(setup, state)
@@ -120,6 +120,7 @@ def play_timed_round(
         seconds = max(seconds, clock.system.deadline or 0.0)
     columns = {
         "sim_seconds": seconds,
+        "flops": math.fsum(float(load.flops[:, 0].sum()) for load in outcome.turn_loads),
         "dropped": len(cohort) - len(forecast.local_by_client),
         "late": len(forecast.late),
     }

@@ -8,6 +8,7 @@ from torch import Tensor
 from fedpfl.engine.calls import Counts
 from fedpfl.engine.measures import SUMMED_MEASURES, score_measure
 from fedpfl.ground.decile import worst_decile_size
+from fedpfl.ground.intervals import HIGH, LOW, wilson_interval
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
 
 Columns = dict[str, float | None]
@@ -86,16 +87,31 @@ def mean_of_defined(values: Tensor) -> float | None:
 
 
 def scores_per_client(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, list[float]]:
-    """Return each client's score and measures by column; in percent, but for a regression's.
+    """Return each client's score, its interval and measures by column.
+
+    They are in percent, but for a regression's.
 
     They are nan without test samples, where the model is not finite, and where a measure is
     undefined.
     """
     is_valid = (counts.total > 0) & counts.loss.isfinite()
+    columns = _score_columns(counts, task) | _score_intervals(counts, task)
     return {
-        name: torch.where(is_valid, values, torch.nan).tolist()
-        for name, values in _score_columns(counts, task).items()
+        name: torch.where(is_valid, values, torch.nan).tolist() for name, values in columns.items()
     }
+
+
+def _score_intervals(counts: Counts, task: Task) -> dict[str, Tensor]:
+    """Return the ends of 95 % intervals of each client's own score, as far as they are known."""
+    names = _interval_names(task)
+    if task is not CLASSIFICATION:
+        return {name: counts.measures[name] for name in names if name in counts.measures}
+    shares = wilson_interval(counts.correct.double(), counts.total)
+    return {name: 100 * end for name, end in zip(names, shares, strict=True)}
+
+
+def _interval_names(task: Task) -> tuple[str, str]:
+    return task.score + LOW, task.score + HIGH
 
 
 def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
@@ -108,7 +124,7 @@ def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
     columns = {}
     if task is CLASSIFICATION:
         columns["accuracy"] = rates_per_client(counts)
-    measures = counts.measures.items()
+    measures = [pair for pair in counts.measures.items() if pair[0] not in _interval_names(task)]
     return columns | {name: score_measure(name, values, task) for name, values in measures}
 
 

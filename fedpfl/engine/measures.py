@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import FedpflError, missing_extra
+from fedpfl.ground.intervals import HIGH, LEVEL, LOW
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, Task, find_task
 from fedpfl.ground.vision import load_torchvision
 
@@ -103,6 +104,9 @@ PLUGIN_MEASURES: dict[str, Callable[..., Any]] = {}
 """Those that plugins add. Their arguments are the same, their answer is any number."""
 
 
+INTERVAL = "interval"
+"""Asks for the interval of the task's score by the bootstrap, in tasks without classes."""
+RESAMPLES = 400
 SUMMED_MEASURES = ("precision", "recall", "sensitivity", "specificity", "kappa")
 """These follow from outcomes that are summed over clients as well, so they are pooled, too."""
 
@@ -152,7 +156,7 @@ def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[s
     `squared_error`, `label_mean`, and `label_spread`, the squared deviations from that mean.
 
     Args:
-        names: Of MEASURES, SUMMED_MEASURES and PLUGIN_MEASURES, or `Task.measures`.
+        names: Of MEASURES, SUMMED_MEASURES and PLUGIN_MEASURES, or `Task.measures`, or INTERVAL.
         outputs: The network's, `[samples, classes]`.
         y: Labels, in the form of their task.
 
@@ -160,15 +164,19 @@ def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[s
         Each measure by name; nan where one is undefined.
     """
     task = find_task(y)
+    measures: dict[str, Tensor] = {}
+    if INTERVAL in names:
+        measures = _resample_score(outputs, y, task)
     if task is REGRESSION:
-        return _regression_sums(outputs, y)
+        return measures | _regression_sums(outputs, y)
     if task is MULTILABEL:
         # In double precision, where sure outputs stay apart. Logits: 0 is a probability of a half.
         probabilities, predicted = outputs.double().sigmoid(), outputs > 0
     else:
         probabilities, predicted = outputs.float().softmax(1), outputs.argmax(1)
-    measures = {}
     for name in names:
+        if name == INTERVAL:
+            continue
         if name in SUMMED_MEASURES:
             measures[name] = _count_outcomes(predicted, y, outputs.shape[1])
         elif name in PLUGIN_MEASURES:
@@ -207,20 +215,28 @@ def _ask_plugin(name: str, probabilities: Tensor, predicted: Tensor, y: Tensor) 
         ) from None
 
 
-def _mean_label_auroc(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the mean AUROC over the labels that have both values; nan without any."""
+def _mean_label_auroc(outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean AUROC over the labels that have both values; nan without any.
+
+    Args:
+        outputs: The network's, `[samples, labels]`.
+        y: The labels.
+        weights: Of the samples, `[rows, samples]`: of each row an AUROC.
+    """
+    rows = torch.ones(1, len(y), dtype=torch.float64, device=y.device)
+    if weights is not None:
+        rows = weights
     areas = []
     for label in range(y.shape[1]):
-        positives = outputs[y[:, label], label]
-        negatives = outputs[~y[:, label], label].sort().values
-        if len(positives) and len(negatives):
-            # The share of pairs in which the positive is above the negative, ties being a half.
-            below = torch.searchsorted(negatives, positives)
-            not_above = torch.searchsorted(negatives, positives, right=True)
-            areas.append((below + not_above).double().mean() / 2 / len(negatives))
-    if not areas:
-        return torch.full((), torch.nan, device=y.device)
-    return torch.stack(areas).mean()
+        values, places = outputs[:, label].unique(return_inverse=True)
+        empty = rows.new_zeros(len(rows), len(values))
+        positives = empty.index_add(1, places, rows * y[:, label])
+        negatives = empty.index_add(1, places, rows * ~y[:, label])
+        # The weight of pairs in which the positive is above the negative, ties being a half.
+        below = negatives.cumsum(1) - negatives / 2
+        areas.append((positives * below).sum(1) / (positives.sum(1) * negatives.sum(1)))
+    means = torch.stack(areas).nanmean(0)
+    return means if weights is not None else means.squeeze(0)
 
 
 def _mean_label_f1(outputs: Tensor, y: Tensor) -> Tensor:
@@ -233,6 +249,25 @@ def _mean_label_f1(outputs: Tensor, y: Tensor) -> Tensor:
 
 LABEL_MEASURES = {"auroc": _mean_label_auroc, "f1": _mean_label_f1}
 """From outputs and labels `[samples, labels]` to a share."""
+
+
+def _resample_score(outputs: Tensor, y: Tensor, task: Task) -> dict[str, Tensor]:
+    """Return the ends of the score's 95 % interval as columns have it, by the bootstrap."""
+    count = len(y)
+    scores = torch.full((1,), torch.nan, dtype=torch.float64)
+    if count:
+        generator = torch.Generator().manual_seed(0)
+        draws = torch.randint(count, (RESAMPLES, count), generator=generator)
+        ones = torch.ones_like(draws, dtype=torch.float64)
+        weights = torch.zeros_like(ones).scatter_add_(1, draws, ones)
+        outputs, y = outputs.double().cpu(), y.cpu()
+        if task is REGRESSION:
+            scores = (weights @ (outputs.squeeze(1) - y).square() / count).sqrt()
+        else:
+            scores = 100 * _mean_label_auroc(outputs, y, weights)
+    levels = torch.tensor([LEVEL / 2, 1 - LEVEL / 2], dtype=torch.float64)
+    low, high = scores.nanquantile(levels)
+    return {f"{task.score}{LOW}": low, f"{task.score}{HIGH}": high}
 
 
 def _regression_sums(outputs: Tensor, y: Tensor) -> dict[str, Tensor]:

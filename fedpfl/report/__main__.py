@@ -37,6 +37,7 @@ from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
 from fedpfl.report.load import Directory, no_runs_error, print_to_stderr, read_directories, runs
 from fedpfl.report.page.data import AXIS_TITLES
+from fedpfl.report.power import INTERVAL_TEXTS
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
 from fedpfl.report.render import FORMATS, render, terminal_width
 from fedpfl.report.run import STATUSES, Run
@@ -129,8 +130,9 @@ OPTIONS = {
     ),
     "--published": _take_switch("published values beside any set-up"),
     "--fairness": _take_switch("also which clients FedAvg+FT and Local-Only serve better"),
-    "--interval": _take_switch("95 %% confidence intervals beside means instead of deviations"),
-    "--client-interval": _take_switch("the same, which also cover the choice of clients"),
+    "--interval": _choose_one(
+        INTERVAL_TEXTS, "", "95 %% intervals instead of deviations: over seeds, clients or both"
+    ),
     "--kind": _choose_some(FIGURE_KINDS, "only these"),
     "--metric": _choose_one(CURVES, "accuracy", "of the curves; default: accuracy")
     | {"metavar": "COLUMN"},
@@ -234,13 +236,13 @@ def _show_tables(options: Namespace) -> None:
         every=options.every or 1,
         beside=partial(published_beside, everywhere=options.published),
         chosen=options.columns,
-        interval="clients" if options.client_interval else "seeds" * options.interval,
+        interval=options.interval,
     )
     _show_table("accuracy", table, options)
     if options.reference:
         _show_table("curves", curve_table(shown_runs, options.reference), options)
     if options.fairness:
-        _show_table("fairness", fairness_table(shown_runs), options)
+        _show_table("fairness", fairness_table(shown_runs, options.interval), options)
 
 
 def _show_figures(options: Namespace) -> None:
@@ -457,7 +459,7 @@ def _show_table(name: str, table: Table, options: Namespace) -> None:
 
 _TABLES = (
     "--columns --format --pm --caption --select --every --published --fairness --interval "
-    "--client-interval --reference --out"
+    "--reference --out"
 )
 COMMANDS = {
     "": Command(

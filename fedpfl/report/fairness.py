@@ -11,6 +11,7 @@ from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
 from fedpfl.report.grouping import Group, differing_values, groups, require_classes
+from fedpfl.report.power import describe_interval, half_width_over_clients
 from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, seed_statistics
@@ -27,6 +28,7 @@ COLUMNS = {
 }
 for _name, _title in BASELINES.items():
     COLUMNS |= {
+        f"gain_{_name}": Column("gain", "percent", f"vs {_title}", 3),
         f"harmed_{_name}": Column("harmed %", "percent", f"vs {_title}"),
         f"loss_{_name}": Column("their loss", "percent", f"vs {_title}"),
         f"change_{_name}": Column("worst 10%", "percent", f"vs {_title}", 3),
@@ -39,8 +41,8 @@ COLUMNS |= {
 CAPTION = (
     "Clients that take part and have test samples, at the last evaluation, by their personal "
     "models as they stand, FedAvg's after fine-tuning (FedAvg+FT); {}. vs: against the same client "
-    "of the same split and seed; harmed %: clients that are worse there; their loss: its mean over "
-    "them, in points; worst 10% vs: mean change of the tenth that gains least, in points; std: "
+    "of the same split and seed; gain: mean change over clients, in points; harmed %: clients that "
+    "are worse there; their loss: its mean over them, in points; worst 10% vs: mean change of the tenth that gains least, in points; std: "
     "population standard deviation over clients."
 )
 
@@ -162,8 +164,12 @@ def _add_baseline(
         yield f"{title} was run with another {', '.join(keys)} than", group.title
 
 
-def fairness_table(runs: Iterable[Run]) -> Table:
+def fairness_table(runs: Iterable[Run], interval: str = "") -> Table:
     """Make the table of harmed clients, with a row per data set, partition and configuration.
+
+    Args:
+        runs: the runs.
+        interval: as in `accuracy_table`.
 
     Raises:
         FedpflError: no run has a baseline.
@@ -178,18 +184,20 @@ def fairness_table(runs: Iterable[Run]) -> Table:
             "split and seed beside it; run method=fedavg,local_only, and let filters through"
             f"{reasons}"
         )
-    return comparisons_table(comparisons, notes)
+    return comparisons_table(comparisons, notes, interval)
 
 
-def comparisons_table(comparisons: Sequence[BaselineComparison], notes: tuple[str, ...]) -> Table:
-    """Make the table of the result of `compare_with_baselines`."""
+def comparisons_table(
+    comparisons: Sequence[BaselineComparison], notes: tuple[str, ...], interval: str = ""
+) -> Table:
+    """Make the table of the result of `compare_with_baselines`, as `fairness_table`."""
     records = []
     seeds = {}
     for comparison in comparisons:
         if comparison.accuracies:
-            records.append(_make_record(comparison))
+            records.append(_make_record(comparison, interval))
             seeds[comparison.group.title] = [run.seed for run in comparison.accuracies]
-    caption = CAPTION.format(describe_seeds(seeds))
+    caption = describe_interval(CAPTION.format(describe_seeds(seeds)), interval)
     return Table.of(records, COLUMNS, caption=caption, notes=notes, by=2)
 
 
@@ -229,15 +237,16 @@ def _pair_clients(
     return pairs
 
 
-def _make_record(comparison: BaselineComparison) -> Record:
+def _make_record(comparison: BaselineComparison, interval: str) -> Record:
     """Return a row's values by column."""
     # ---- Step 1: over clients within a seed, then over seeds.
     record = row_cells(comparison.group)
     accuracies = comparison.accuracies.values()
+    clients = {"accuracy": [*accuracies], "accuracy_worst10": [*accuracies]}
     worst = [float(worst_decile(values).mean()) for values in accuracies]
-    record |= seed_statistics("accuracy", [float(values.mean()) for values in accuracies])
-    record |= seed_statistics("accuracy_worst10", worst)
-    record |= seed_statistics("accuracy_std", [float(values.std(ddof=0)) for values in accuracies])
+    spreads = [float(values.std(ddof=0)) for values in accuracies]
+    seeds = {"accuracy": [float(values.mean()) for values in accuracies]}
+    seeds |= {"accuracy_worst10": worst, "accuracy_std": spreads}
 
     # ---- Step 2: against each baseline.
     for name in BASELINES:
@@ -246,14 +255,19 @@ def _make_record(comparison: BaselineComparison) -> Record:
         # Accuracies are ratios of counts: a loss is far more than rounding.
         losses = [own[own < -1e-9] for own in changes]
         shares = [100 * len(lost) / len(own) for lost, own in zip(losses, changes, strict=True)]
-        worst = [float(worst_decile(own).mean()) for own in changes]
-        record |= seed_statistics(f"harmed_{name}", shares)
+        seeds[f"gain_{name}"] = [float(own.mean()) for own in changes]
+        seeds[f"harmed_{name}"] = shares
         # A seed without a losing client has no loss to average.
-        record |= seed_statistics(
-            f"loss_{name}", [-float(lost.mean()) for lost in losses if len(lost)]
-        )
-        record |= seed_statistics(f"change_{name}", worst)
+        seeds[f"loss_{name}"] = [-float(lost.mean()) for lost in losses if len(lost)]
+        seeds[f"change_{name}"] = [float(worst_decile(own).mean()) for own in changes]
+        clients |= {f"gain_{name}": changes, f"change_{name}": changes}
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
+    for key, values in seeds.items():
+        record |= seed_statistics(key, values, bool(interval))
+        if interval in ("client", "both"):
+            is_of_worst = key.startswith(("change", "accuracy_worst10"))
+            own = [values.to_numpy(float) for values in clients.get(key, ())]
+            record[f"{key}_seed_ci95"] = half_width_over_clients(own, is_of_worst, interval)
 
     # ---- Step 3: rounds and seeds.
     rounds = [run.last_evaluation["round"] for run in comparison.accuracies if run.is_evaluated]

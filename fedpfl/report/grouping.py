@@ -95,6 +95,11 @@ class Group:
         return self.runs[0].method_title
 
     @property
+    def is_upper_line(self) -> bool:
+        """True if it trains on all samples together, which no federation could."""
+        return self.method_name == "centralized"
+
+    @property
     def reported_runs(self) -> tuple[Run, ...]:
         """Return the finished runs if any, else those of one other status, never a mixture."""
         # STATUSES begins with `finished`.

@@ -55,7 +55,7 @@ SETUP = (
 """Keys of the configuration that a page names if all runs agree."""
 COST_COLUMNS = (
     *("accuracy", "values_down", "values_up", "bits_down", "bits_up"),
-    *("seconds", "gb", "sim_hours", "hours"),
+    *("seconds", "gb", "tflops", "sim_hours", "hours"),
 )
 INDEX_COLUMNS = {
     "experiment": Column("experiment"),

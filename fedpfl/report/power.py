@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fedpfl.ground.decile import worst_decile_size
+from fedpfl.ground.intervals import LEVEL
+from fedpfl.report.table import confidence_half_width, mean_and_std
 
-LEVEL = 0.05
-"""Probability of a difference where only chance made it (two-sided)."""
 POWER = 0.8
 """Probability of finding a difference that is there."""
 MOST_SEEDS = 200
 QUANTILES = 4000
 RESAMPLES = 2000
+_HALF_WIDTH = "half-width of its 95 % confidence interval"
+INTERVAL_TEXTS = {
+    "seed": f"{_HALF_WIDTH} (Student's t)",
+    "client": f"{_HALF_WIDTH} for the choice of clients (bootstrap over clients of these seeds)",
+    "both": f"{_HALF_WIDTH} (bootstrap over seeds and clients)",
+}
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """A number per row of `[rows, clients]`."""
@@ -72,23 +79,17 @@ def count_needed_pairs(effect: float, level: float = LEVEL) -> int | None:
     return None
 
 
-def student_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """Compute the t interval of the mean; nan for fewer than two values."""
-    from scipy import special  # which loads faster than scipy.stats
-
-    count = len(values)
-    if count < 2:
-        return math.nan, math.nan
-    half_width = special.stdtrit(count - 1, 1 - level / 2) * np.std(values, ddof=1)
-    half_width = float(half_width) / math.sqrt(count)
-    mean = float(np.mean(values))
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Compute the 95 % t interval of the mean; nan for fewer than two values."""
+    mean, std = mean_and_std(values)
+    half_width = confidence_half_width(std, len(values))
     return mean - half_width, mean + half_width
 
 
 def hierarchical_interval(
     values_by_seed: Sequence[np.ndarray],
     statistic: Statistic = mean_of_clients,
-    level: float = LEVEL,
+    draws_seeds: bool = True,
 ) -> tuple[float, float]:
     """Compute an interval over seeds and clients by the hierarchical bootstrap.
 
@@ -99,10 +100,11 @@ def hierarchical_interval(
     Args:
         values_by_seed: the clients' values `[clients]` of each seed.
         statistic: of the clients of one seed; the estimate is its mean over seeds.
-        level: 0.05 for a 95 % interval.
+        draws_seeds: False holds the seeds, so that it covers the choice of clients alone, as it
+            does with one seed.
 
     Returns:
-        The lower and the upper end. With one seed it covers the choice of clients alone.
+        The lower and the upper end of a 95 % interval.
     """
     from scipy import special
 
@@ -110,6 +112,8 @@ def hierarchical_interval(
     generator = np.random.default_rng(0)
     seeds = len(values_by_seed)
     drawn_seeds = generator.integers(seeds, size=(RESAMPLES, seeds))
+    if not draws_seeds:
+        drawn_seeds[:] = range(seeds)
     resampled = np.empty((RESAMPLES, seeds))
     for seed, values in enumerate(values_by_seed):
         places = drawn_seeds == seed
@@ -120,33 +124,99 @@ def hierarchical_interval(
     estimates = [float(statistic(values[None])[0]) for values in values_by_seed]
     deviation = float(resampled.mean(1).std(ddof=1))
     freedom = len(values_by_seed[0]) - 1
-    if seeds > 1:
+    if seeds > 1 and draws_seeds:
         # Resamples of few seeds spread less than the seeds do.
         deviation = max(deviation, float(np.std(estimates, ddof=1)) / math.sqrt(seeds))
         freedom = seeds - 1
     if freedom < 1:
         return math.nan, math.nan
-    half_width = float(special.stdtrit(freedom, 1 - level / 2)) * deviation
+    half_width = float(special.stdtrit(freedom, 1 - LEVEL / 2)) * deviation
     estimate = float(np.mean(estimates))
     return estimate - half_width, estimate + half_width
 
 
-def wilson_interval(correct: float, samples: int, level: float = LEVEL) -> tuple[float, float]:
-    """Compute Wilson's interval (1927) of a share of few samples.
+def half_width_over_clients(
+    values_by_seed: Sequence[np.ndarray], is_of_worst: bool, interval: str
+) -> float:
+    """Return half the interval of clients' mean or of their worst tenth, or nan without any.
 
     Args:
-        correct: how many of the samples are right.
-        samples: their number, at least 1.
-        level: 0.05 for a 95 % interval.
+        values_by_seed: the clients' values of each seed.
+        is_of_worst: whether it is about the worst tenth.
+        interval: of INTERVAL_TEXTS: `client` or `both`.
+    """
+    if not values_by_seed or not all(map(len, values_by_seed)):
+        return math.nan
+    statistic = mean_of_worst_decile if is_of_worst else mean_of_clients
+    low, high = hierarchical_interval(values_by_seed, statistic, draws_seeds=interval == "both")
+    return (high - low) / 2
+
+
+def describe_interval(caption: str, interval: str) -> str:
+    """Name the interval in a caption, in place of the deviation."""
+    # Captions of rows with different seeds name the deviation too.
+    text = INTERVAL_TEXTS.get(interval, "sample standard deviation")
+    return caption.replace("sample standard deviation", text)
+
+
+class SeedScore(NamedTuple):
+    """Hold a score over seeds: its mean, sample standard deviation and number of seeds."""
+
+    mean: float
+    deviation: float
+    seeds: int
+
+
+def compute_games_howell_p(a: SeedScore, b: SeedScore, rivals: int) -> float:
+    """Compute the p value of a difference by the test of Games and Howell (1976).
+
+    It takes spreads for unequal and corrects for all pairs.
+
+    Args:
+        a: a score.
+        b: another score.
+        rivals: how many scores are compared with each other.
 
     Returns:
-        The lower and the upper end, between 0 and 1.
+        The p value; nan where neither score has a spread.
     """
-    from scipy import special
+    variances = [one.deviation**2 / one.seeds for one in (a, b)]
+    if min(a.seeds, b.seeds) < 2 or not sum(variances) > 0:
+        return math.nan
+    from scipy import stats  # slow to load
 
-    z = float(special.ndtri(1 - level / 2))
-    share = correct / samples
-    centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
-    spread = share * (1 - share) / samples + z * z / (4 * samples * samples)
-    half_width = z * math.sqrt(spread) / (1 + z * z / samples)
-    return centre - half_width, centre + half_width
+    parts = [v * v / (one.seeds - 1) for v, one in zip(variances, (a, b), strict=True)]
+    error = math.sqrt(sum(variances) / 2)
+    freedom = sum(variances) ** 2 / sum(parts)
+    return float(stats.studentized_range.sf(abs(a.mean - b.mean) / error, rivals, freedom))
+
+
+def number_groups(scores: Sequence[SeedScore]) -> list[int]:
+    """Number the groups of scores, the best first: a group's members do not differ from its first.
+
+    Two scores differ where Games and Howell's p is below LEVEL.
+    """
+    numbers: list[int] = []
+    first = 0
+    for place, score in enumerate(scores):
+        if place and compute_games_howell_p(scores[first], score, len(scores)) < LEVEL:
+            first = place
+        is_first = first == place
+        numbers.append(numbers[-1] + is_first if numbers else 1)
+    return numbers
+
+
+def describe_parting(names: Sequence[str], gap: float, deviation: float) -> str:
+    """Say how many seeds would part the first two methods.
+
+    Args:
+        names: of the two.
+        gap: the difference of their means.
+        deviation: of their difference over seeds.
+    """
+    told = f"{names[0]} and {names[1]}, the first two, differ by {abs(gap):.3g}"
+    if not deviation > 0:
+        return f"{told}, without a spread over seeds to tell how many would part them."
+    needed = count_needed_pairs(gap / deviation) or f"more than {MOST_SEEDS}"
+    told += f" with a deviation of {deviation:.3g}"
+    return f"{told}: {needed} seeds would part them ({POWER:.0%} power)."

@@ -17,15 +17,13 @@ from fedpfl.report import figures
 from fedpfl.report.compare import paired_test
 from fedpfl.report.fairness import BASELINES, label_and_column
 from fedpfl.report.grouping import Group, common_task, groups, task_metric
+from fedpfl.report.power import LEVEL, describe_parting
 from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
 from fedpfl.report.tables import attendance_notes, describe_seeds, judged_rows, titled_notes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-LEVEL = 0.05
-"""Two methods whose corrected p is not below this are not told apart."""
 
 
 class MethodRanks(NamedTuple):
@@ -124,7 +122,7 @@ def rank_tables(
         FedpflError: there is too little to rank.
     """
     # ---- Step 1: the mean accuracy of each method in each block.
-    shown_groups = groups(runs)
+    shown_groups = [group for group in groups(runs) if not group.is_upper_line]
     task = common_task(shown_groups)
     metric = task_metric(metric, task)
     if metric not in METRICS:
@@ -133,8 +131,8 @@ def rank_tables(
     for group, (label, column) in _block_labels(shown_groups, metric).items():
         rows = judged_rows(group, select, every)
         mean, _ = mean_and_std([float(row.get(column, math.nan)) for row in rows.values()])
-        seeds = [run.seed for run in rows]
-        records.append((group.setting, label, mean, seeds, group))
+        values = {run.seed: float(row.get(column, math.nan)) for run, row in rows.items()}
+        records.append((group.setting, label, mean, values, group))
     scored = pd.DataFrame(records, columns=["block", "label", "mean", "seeds", "group"])
     scored = scored.dropna(subset="mean")
 
@@ -157,12 +155,33 @@ def rank_tables(
         if not row.group.is_complete:
             unfinished.append(("Not simply finished", f"{title} ({row.group.status})"))
     notes = (
+        _describe_first_two(result, ranked),
         *gap_notes,
         *titled_notes(pairs + unfinished),
         *attendance_notes(ranked["group"]),
     )
     caption = _make_caption(result, metric, select, seeds_by_title)
     return [_blocks_table(result, caption, metric), _pairs_table(result, notes)], result
+
+
+def _describe_first_two(result: MethodRanks, ranked: pd.DataFrame) -> str:
+    """Say how many seeds would part the first two methods, by means over blocks."""
+    names = [*result.ranks][:2]
+    rows = ranked.set_index("label").loc[names, "seeds"]
+    # Seeds that both have in every block.
+    by_seed = pd.DataFrame([*rows], rows.index).dropna(axis=1).groupby(level=0).mean()
+    _, deviation = mean_and_std([*by_seed.loc[names[0]] - by_seed.loc[names[1]]])
+    gap = result.accuracy[names].mean().diff().iloc[1]
+    return describe_parting(names, gap, deviation)
+
+
+def _name_groups(result: MethodRanks) -> list[str]:
+    """Name the groups that each method belongs to; methods of one group are not told apart."""
+    numbers: list[list[str]] = [[] for _ in result.ranks]
+    for number, (start, last) in enumerate(find_groups(result), start=1):
+        for own in numbers[start : last + 1]:
+            own.append(str(number))
+    return [", ".join(own) for own in numbers]
 
 
 def drop_gaps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -206,8 +225,8 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
     """
     mean_ranks = result.ranks.mean()
     count = len(mean_ranks)
-    labels = [f"{figures.legible_text(str(name))} ({r:.2f})" for name, r in mean_ranks.items()]
-    bars = find_cliques(result)
+    labels = [f"{figures.legible_text(str(name))} ({r:.1f})" for name, r in mean_ranks.items()]
+    bars = [(start, last) for start, last in find_groups(result) if start < last]
 
     def draw_diagram(ax: Axes, _: None) -> None:
         ax.plot(mean_ranks, range(count), "o", color="black")
@@ -224,26 +243,24 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
     return figures.draw_panels({title: None}, path, draw_diagram, size=size)
 
 
-def find_cliques(result: MethodRanks) -> list[tuple[int, int]]:
-    """Return the longest runs of methods by rank in which no two differ.
+def find_groups(result: MethodRanks) -> list[tuple[int, int]]:
+    """Return the longest runs of methods by rank in which no two are told apart.
 
     Returns:
-        The indices of the first and the last method of each; nothing if no test could be made.
+        The indices of the first and the last method of each; one run if no test could be made.
     """
     pairs = result.pairs
-    if pairs["p"].isna().all():
-        return []
     names = [*result.ranks]
     told_apart = [(row.a, row.b) for row in pairs[pairs["p_holm"] < LEVEL].itertuples()]
-    cliques: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for start in range(len(names)):
-        # Pairs have the better rank first: a clique ends before the first that it would tell apart.
+        # Pairs have the better rank first: a run ends before the first that it would tell apart.
         worse = [names.index(b) for a, b in told_apart if names.index(a) >= start]
         last = min(worse, default=len(names)) - 1
         # A run that begins later and ends no later is part of the last one.
-        if last > start and (not cliques or cliques[-1][1] < last):
-            cliques.append((start, last))
-    return cliques
+        if not runs or runs[-1][1] < last:
+            runs.append((start, last))
+    return runs
 
 
 def _block_labels(ranked_groups: Sequence[Group], metric: str) -> dict[Group, tuple[str, str]]:
@@ -274,7 +291,8 @@ def _make_caption(
     seed_text = describe_seeds(seeds).replace(" and sample standard deviation", "")
     caption = (
         f"{METRICS[metric].label.capitalize()} at {evaluation}, and below it the rank in its "
-        f"block: data set and partition; {seed_text}. Ties share their mean rank. "
+        f"block: data set and partition; {seed_text}. Ties share their mean rank. Methods of one group are not told "
+        "apart, by the tests of pairs. "
     )
     methods = result.accuracy.columns
     if not metric.startswith("ft_") and methods.str.startswith("FedAvg+FT").any():
@@ -293,15 +311,19 @@ def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:
     mean_ranks = result.ranks.mean()
     value_key = "accuracy" if "accuracy" in metric else metric
     average = mean_ranks.rename("rank").rename_axis("method").reset_index()
+    average["group"] = group_names = _name_groups(result)
     blocks = pd.DataFrame({value_key: result.accuracy.stack(), "rank": result.ranks.stack()})
     blocks = blocks.rename_axis(["block", "method"]).reset_index()
     friedman = pd.DataFrame({"statistic": [result.statistic], "p": [result.p]})
     sections = {"average": average, "friedman": friedman, "block": blocks}
     frame = pd.concat(sections, names=["section"]).reset_index(0)
-    names = ["section", "method", "rank", "statistic", "p", "block", value_key]
+    names = ["section", "method", "rank", "group", "statistic", "p", "block", value_key]
 
     # ---- Step 2: a row per block, each rank below its accuracy.
-    rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in mean_ranks)]]
+    first_row = [Cell("group", below="average rank")]
+    for name, rank in zip(group_names, mean_ranks, strict=True):
+        first_row.append(Cell(name, below=f"{rank:.1f}"))
+    rows = [first_row]
     for block, values in result.accuracy.iterrows():
         row = [Cell(str(block))]
         for value, rank in zip(values, result.ranks.loc[block], strict=True):

@@ -33,7 +33,8 @@ SIMULATED = "sim_hours"
 GIGABYTES = "gb"
 ROUND_COUNT = "rounds"
 HOURS = "hours"
-SPENDINGS = (SIMULATED, GIGABYTES, ROUND_COUNT, HOURS)
+TERAFLOPS = "tflops"
+SPENDINGS = (SIMULATED, GIGABYTES, ROUND_COUNT, HOURS, TERAFLOPS)
 """What a run has spent up to a row, or with `@80` until a score of 80 % was first reached."""
 
 
@@ -318,8 +319,8 @@ class Run:
         """Return the amount spent up to a row, nan if not recorded.
 
         Args:
-            quantity: of SPENDINGS; gigabytes are 10^9 bytes, both ways, all clients together, and
-                hours those of rounds and evaluations.
+            quantity: of SPENDINGS; gigabytes are 10^9 bytes, both ways, all clients together,
+                tflops 10^12 operations, and hours those of rounds and evaluations.
             row: a row of `rounds`.
             percent: count up to the first evaluation that reaches this score instead.
         """
@@ -327,6 +328,7 @@ class Run:
             SIMULATED: ["sim_seconds"],
             GIGABYTES: ["bits_down", "bits_up"],
             HOURS: ["seconds"],
+            TERAFLOPS: ["flops"],
         }
         columns = needed.get(quantity, ["round"])
         if not {*columns} <= {*self.rounds.columns}:
@@ -347,7 +349,7 @@ class Run:
         total = self.rounds[columns][is_before].sum(axis=1, skipna=False).sum(skipna=False)
         if quantity == HOURS:
             total += self.rounds.reindex(columns=["eval_seconds"])[is_before].sum(axis=None)
-        return float(total) / (8e9 if quantity == GIGABYTES else 3600)
+        return float(total) / {GIGABYTES: 8e9, TERAFLOPS: 1e12}.get(quantity, 3600)
 
     @property
     def is_evaluated(self) -> bool:

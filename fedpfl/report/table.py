@@ -92,10 +92,10 @@ class Cell:
         # A deviation of 0 is worth telling of a score, not of a count.
         if self.std > 0 or (kind == "percent" and self.std == 0):
             deviation = format_number(kind, self.std, 2)
-            if pm:
-                text += f" ± {deviation}"
+            if self.is_interval:
+                text += f" [±{deviation}]" if pm else f"[{deviation}]"
             else:
-                text += f"[{deviation}]" if self.is_interval else f"({deviation})"
+                text += f" ± {deviation}" if pm else f"({deviation})"
         return text + self.flag
 
 
@@ -139,7 +139,7 @@ class Table:
     ) -> Table:
         """Make a table with a row per record and a column per key.
 
-        A percentage shows its `<key>_seed_ci95`, or else its `<key>_seed_std`.
+        A number shows its `<key>_seed_ci95`, or else a score its `<key>_seed_std`.
 
         Args:
             records: values by key.
@@ -153,12 +153,12 @@ class Table:
             cells = []
             for key, column in columns.items():
                 cell = Cell(record[key])
-                if column.kind in ("percent", "score"):
-                    half_width = record.get(f"{key}_seed_ci95")
-                    cell.is_interval = half_width is not None
+                half_width = record.get(f"{key}_seed_ci95")
+                cell.is_interval = half_width is not None
+                if half_width is not None and column.numeric:
+                    cell.std = half_width
+                elif column.kind in ("percent", "score"):
                     cell.std = record.get(f"{key}_seed_std", math.nan)
-                    if half_width is not None:
-                        cell.std = half_width
                 cells.append(cell)
             rows.append(cells)
         if frame is None:

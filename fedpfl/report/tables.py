@@ -25,14 +25,9 @@ from fedpfl.report.grouping import (
     shared_settings_note,
     task_metric,
 )
-from fedpfl.report.power import (
-    Statistic,
-    hierarchical_interval,
-    mean_of_clients,
-    mean_of_worst_decile,
-)
+from fedpfl.report.power import describe_interval, half_width_over_clients
 from fedpfl.report.records import Record
-from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, Run
+from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, TERAFLOPS, Run
 from fedpfl.report.table import (
     Column,
     Table,
@@ -44,26 +39,11 @@ from fedpfl.report.text import format_range, join_few
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
 ACCURACIES = (
-    "accuracy",
-    "accuracy_pooled",
-    "accuracy_worst10",
-    "ft_accuracy",
-    "ft_accuracy_pooled",
+    *("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled"),
+    *("balanced", "ft_balanced", "auroc", "ft_auroc"),
 )
 CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
 """Columns that may be drawn over rounds."""
-
-INTERVAL_TEXTS = {
-    "seeds": "half-width of its 95 % confidence interval (Student's t)",
-    "clients": "half-width of its 95 % confidence interval (bootstrap over seeds and clients)",
-}
-CLIENT_STATISTICS: dict[str, tuple[str, Statistic]] = {
-    "accuracy": ("accuracy", mean_of_clients),
-    "accuracy_worst10": ("accuracy", mean_of_worst_decile),
-    "ft_accuracy": ("ft_accuracy", mean_of_clients),
-    "ft_accuracy_worst10": ("ft_accuracy", mean_of_worst_decile),
-}
-"""Columns that clients.csv gives an interval for: the clients' column, and what is made of it."""
 
 ROW_COLUMNS = {
     "dataset": Column("data set"),
@@ -130,10 +110,14 @@ _SUMMARY_NOTES = {
     "caveat": "Initial weights: {}; so of",
 }
 """Notes by the key of summary.json that they are about, in the order of the page."""
+_MOSTLY_ONE_CLASS = 0.75
+"""Share of the larger of two classes from which on accuracy says little."""
+_TELLING_MEASURES = ("balanced", "auroc", "auprc")
 _LARGER_CLASS = (
     "Of two classes a client's larger one is {:.1%} of its samples (mean over clients), an accuracy"
     " that no model is needed for; balanced accuracy, AUROC and AUPRC tell more (metrics=...)"
 )
+_UPPER_LINE = "An upper line, neither ranked nor marked: it trains on all samples together"
 _CHANGED_CODE = "The method's code was changed between or within the runs of"
 _NOT_HELD_OUT = "Empty, as no samples are held out to choose a round by (validation=0.1 does)"
 _WITHOUT_SCORE = (
@@ -173,6 +157,7 @@ COLUMNS = {
     "hours": Column("hours", "number"),
     SIMULATED: Column("sim hours", "number"),
     GIGABYTES: Column("GB", "number"),
+    TERAFLOPS: Column("TFLOPs", "number"),
     "round": Column("round", "whole"),
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
@@ -218,7 +203,7 @@ def accuracy_table(
         chosen: of COLUMNS, in this order; by default DEFAULT_COLUMNS, with the task's score in
             place of the accuracy.
         interval: of INTERVAL_TEXTS, for 95 % confidence intervals rather than deviations over
-            seeds; `clients` has them where clients.csv tells, at the last evaluation.
+            seeds; `client` and `both` have them where clients.csv tells, at the last evaluation.
 
     Raises:
         FedpflError: the selection or a column is unknown, or runs are of several tasks.
@@ -229,7 +214,7 @@ def accuracy_table(
     shown_groups = groups(runs)
     task = common_task(shown_groups)
     available_columns = _available_columns(chosen, shown_groups)
-    spare_by_key = dict.fromkeys(chosen, 0) or _default_columns(task)
+    spare_by_key = dict.fromkeys(chosen, 0) or _default_columns(task, shown_groups)
     published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
     if beside:
         published = beside(shown_groups)
@@ -254,19 +239,26 @@ def accuracy_table(
 
     # ---- Step 3: the caption, notes, and marks of the best.
     caption = _make_caption(judged, select, every)
-    if interval:
-        # Captions of rows with different seeds name the deviation too.
-        caption = caption.replace("sample standard deviation", INTERVAL_TEXTS[interval])
+    caption = describe_interval(caption, interval)
     notes = (*published.notes, *_accuracy_notes(judged, select, every))
     table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
     _mark_best_of_blocks(table, [*columns], shown_groups)
     return table
 
 
-def _default_columns(task: Task) -> dict[str, int]:
-    """Return the columns shown by default, each with its `spare`."""
+def _default_columns(task: Task, shown_groups: Sequence[Group]) -> dict[str, int]:
+    """Return the columns shown by default, each with its `spare`.
+
+    Where clients are mostly one of two classes, measures that runs asked for come first.
+    """
     if task is CLASSIFICATION:
-        return DEFAULT_COLUMNS
+        asked = [
+            group.runs[0].config_value("metrics") or ()
+            for group in shown_groups
+            if group.reported_runs[0].larger_class_share >= _MOSTLY_ONE_CLASS
+        ]
+        leading = [name for name in _TELLING_MEASURES if any(name in names for names in asked)]
+        return dict.fromkeys(leading, 0) | DEFAULT_COLUMNS
     columns = {}
     for key, spare in DEFAULT_COLUMNS.items():
         name = task_metric(key, task)
@@ -322,7 +314,8 @@ def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequen
         # Errors are scores of a regression, and losses of other tasks none.
         is_error = metric.is_evaluated and metric.tasks == (REGRESSION.name,)
         if metric.best == "max" or (metric.best == "min" and is_error):
-            for _, row_indices in table.blocks():
+            for _, block_indices in table.blocks():
+                row_indices = [row for row in block_indices if not shown_groups[row].is_upper_line]
                 mark_best(
                     [table.rows[row][index] for row in row_indices],
                     [is_finished[row] for row in row_indices],
@@ -519,8 +512,10 @@ def _accuracy_notes(judged: Mapping[Group, JudgedRows], select: str, every: int)
             early.append(("No evaluation to judge yet", group.title))
         codes = itertools.chain(*(run.summary.get("code") or () for run in reported))
         share = reported[0].larger_class_share if group.task is CLASSIFICATION else math.nan
-        if share >= 0.75:
+        if share >= _MOSTLY_ONE_CLASS:
             told.append((_LARGER_CLASS.format(share), group.title))
+        if group.is_upper_line:
+            told.append((_UPPER_LINE, group.title))
         if len({json.dumps(code, sort_keys=True) for code in codes}) > 1:
             told.append((_CHANGED_CODE, group.title))
 
@@ -575,8 +570,8 @@ def _make_record(
         if key not in record:
             values = [run.metric_value(key, row) for run, row in rows.items()]
             record |= seed_statistics(key, values, bool(interval))
-            if interval == "clients":
-                record[f"{key}_seed_ci95"] = _client_half_width(rows, key)
+            if interval in ("client", "both"):
+                record[f"{key}_seed_ci95"] = _client_half_width(rows, key, interval)
 
     # ---- Step 3: against the published value, which no interval goes with.
     if group.task is CLASSIFICATION:
@@ -604,16 +599,18 @@ def _make_caption(judged: Mapping[Group, JudgedRows], select: str, every: int) -
     return f"Test {task.score_word}{unit} at {evaluation}; {describe_seeds(seeds)}."
 
 
-def _client_half_width(rows: JudgedRows, key: str) -> float:
-    """Return half the interval of a column over seeds and clients, or nan."""
-    column, statistic = CLIENT_STATISTICS.get(key, ("", mean_of_clients))
+def _client_half_width(rows: JudgedRows, key: str, interval: str) -> float:
+    """Return half the interval of a column that covers the choice of clients, or nan."""
+    column = key.removesuffix("_worst10")
+    metric = METRICS.get(key)
+    is_of_clients = metric is not None and metric.scope in ("test", "validation")
+    # The worst of errors are the highest.
+    if not is_of_clients or (column != key and METRICS[key].best != "max"):
+        return math.nan
     values = []
     for run, row in rows.items():
         is_last = not run.last_evaluation.empty and row["round"] == run.last_evaluation["round"]
         if not is_last or column not in run.participating_clients:
             return math.nan
         values.append(run.participating_clients[column].dropna().to_numpy(float))
-    if not values or not all(map(len, values)):
-        return math.nan
-    low, high = hierarchical_interval(values, statistic)
-    return (high - low) / 2
+    return half_width_over_clients(values, column != key, interval)

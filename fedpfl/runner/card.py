@@ -13,6 +13,7 @@ from jinja2 import Environment
 
 from fedpfl.config.messages import describe_choice
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.intervals import HIGH, LOW
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, configured_task
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
@@ -116,6 +117,9 @@ def _make_table(
         "tested on": clients["test"].astype(int),
         _head_score(task): clients[task.score],
     }
+    if f"{task.score}{LOW}" in clients:
+        ends = [clients[task.score + end].map(_format_cell) for end in (LOW, HIGH)]
+        table["95 % interval"] = ends[0] + " to " + ends[1]
     if f"ft_{task.score}" in clients:
         table[f"after fine-tuning{unit}"] = clients[f"ft_{task.score}"]
     if baseline:

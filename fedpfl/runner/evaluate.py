@@ -22,7 +22,9 @@ from fedpfl.engine.evaluate import (
     summarize_scores,
     summarize_success,
 )
+from fedpfl.engine.measures import INTERVAL
 from fedpfl.ground import tree
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.methods import Method
 from fedpfl.runner.faults import Diverged
 
@@ -68,7 +70,7 @@ def evaluate_clients(
     # ---- Clients that take part, before and after fine-tuning
     evaluation = Evaluation({}, {}, [], [])
     for tuning in tunings:
-        call = _make_call(run, run.federation, state, tuning)
+        call = _make_call(run, run.federation, state, tuning, is_last)
         _evaluate_federation(evaluation, run, backend, call)
     if run.eval.common and not is_sent_nothing:
         evaluation.row["server_accuracy"] = _evaluate_server_model(run, backend, state)
@@ -81,7 +83,7 @@ def evaluate_clients(
             )
         newcomer_state = make_newcomer_state(run, state)
         for tuning in tunings[1:] if is_sent_nothing else tunings:
-            call = _make_call(run, run.newcomers, newcomer_state, tuning)
+            call = _make_call(run, run.newcomers, newcomer_state, tuning, is_last)
             _evaluate_federation(evaluation, run, backend, call)
     return evaluation
 
@@ -161,8 +163,11 @@ def _make_call(
     federation: Federation,
     state: engine.State,
     tuning: engine.FineTuning | None,
+    is_last: bool,
 ) -> EvalCall:
     """Return the call that evaluates all honest clients of a federation."""
+    # An interval by the bootstrap takes time; one of hits follows from their number.
+    intervals = (INTERVAL,) if is_last and run.task is not CLASSIFICATION else ()
     clients = list(range(federation.clients))
     common: Federation | None = None
     if federation is run.federation:
@@ -177,7 +182,7 @@ def _make_call(
         clients=clients,
         tuning=tuning,
         before_evaluation=make_adaptation(run, state),
-        measures=(*run.settings.metrics, *run.task.measures),
+        measures=(*run.settings.metrics, *run.task.measures, *intervals),
         common_federation=common,
     )
 

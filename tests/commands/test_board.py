@@ -56,9 +56,9 @@ def boarded(folder, methods, settings, play):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Two methods in one setting."""
+    """Two methods and an upper line in one setting."""
     folder = tmp_path_factory.mktemp("board")
-    return boarded(folder, ("fedavg", "fedper"), ("skewed",), skip_search)
+    return boarded(folder, ("centralized", "fedavg", "fedper"), ("skewed",), skip_search)
 
 
 @pytest.mark.full
@@ -76,7 +76,10 @@ def test_of_what_was_searched_with_three_methods_in_two_settings_there_are_ranks
 def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
     folder, status, frame = made
     assert status == 0
-    assert sorted(frame["method"]) == ["FedAvg", "FedPer"]
+    assert sorted(frame["method"]) == ["Centralized (upper line)", "FedAvg", "FedPer"]
+    upper = frame.set_index("method").loc["Centralized (upper line)"]
+    assert "system" not in upper["command"]
+    assert frame["group"].isna().tolist() == frame["method"].str.startswith("Central").tolist()
     assert frame["accuracy"].is_monotonic_decreasing, "the best of a setting first"
     finals = {run.identity: run for run in runs(*(folder / "out").glob("*/final"))}
     for row in frame.to_dict("records"):
@@ -85,7 +88,8 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         best = rows.loc[rows["val_accuracy"].idxmax()]
         for key in ("accuracy", "ft_accuracy", "unseen_accuracy"):
             assert row[key] == pytest.approx(best[key], nan_ok=True)
-        assert row["sim_seconds"] == pytest.approx(rows["sim_seconds"].mean())
+        if "system" in row["command"]:
+            assert row["sim_seconds"] == pytest.approx(rows["sim_seconds"].mean())
         assert row["data"] == run.summary["data"]
         assert f"torch {run.environment['torch']}" in row["versions"]
         assert row["command"].startswith("python -m fedpfl.train -m method=")
@@ -93,7 +97,7 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         cfg = overrides.compose_single_run(words)
         assert cfg.hydra.sweep.subdir.split("/")[-2] == row["identity"]
     harmed = frame.set_index("method")["harmed_fedavg"].notna().to_dict()
-    assert harmed == {"FedAvg": False, "FedPer": True}
+    assert harmed == {"Centralized (upper line)": True, "FedAvg": False, "FedPer": True}
     page = (folder / "out" / "board.html").read_text()
     shown = (folder / "out" / "board.md").read_text()
     for identity, data in zip(frame["identity"], frame["data"], strict=True):
@@ -111,6 +115,11 @@ def test_the_page_of_the_docs_is_what_its_file_says():
     page = board_page.PAGE.read_text()
     made = board_page.replace_table(page, board_page.make_table(board_page.load_rows()))
     assert made == page, "run python scripts/board.py --write"
+    rows = board_page.load_rows()
+    kept = rows["group"].tolist()
+    board.add_groups(rows)
+    assert rows["group"].tolist() == kept
+    assert rows.groupby("group").size().tolist() == [94, 9, 11, 2]
 
 
 def rewritten(folder, row, **values):
@@ -137,7 +146,7 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
         (folder / "out" / "board.csv").write_text(text)
         return status, capsys.readouterr()
 
-    left_out = ("identity", "command", "setting", "versions", "chosen", "rank")
+    left_out = ("identity", "command", "setting", "versions", "chosen", "rank", "group")
     columns = [column for column in frame.columns if column not in left_out]
     changes = {column: "0.125" if row[column] != 0.125 else "0.5" for column in columns}
     status, said = verify(**changes)

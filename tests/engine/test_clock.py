@@ -77,7 +77,8 @@ def test_frozen_layers_take_no_gradients():
     body the rest.
     """
     method = FedRep(head_epochs=2, body_epochs=1)
-    *_, told = a_round(method, Clock(System(), EQUAL, {}), [2])
+    clock = Clock(System(), EQUAL, {})
+    *_, told = a_round(method, clock, [2])
     forward = sum(FORWARD.values())
     head = FORWARD["classifier"]
     body = FORWARD["conv"] + FORWARD["fc"]
@@ -85,6 +86,9 @@ def test_frozen_layers_take_no_gradients():
     bits = 32 * (549 - 65)
     seconds = bits / 1e5 + bits / 1e4 + seen(2) * per_sample / 1e6
     assert told["sim_seconds"] == pytest.approx(seconds, rel=1e-12)
+    assert told["flops"] == pytest.approx(seen(2) * per_sample, rel=1e-12)
+    two = seen(2) * per_sample + seen(3) * per_sample
+    assert a_round(method, clock, [2, 3])[2]["flops"] == pytest.approx(two, rel=1e-12)
 
 
 def test_sub_models_take_the_operations_of_their_width():
@@ -236,7 +240,7 @@ def test_a_round_that_nobody_ends_is_empty():
     fresh = make_initial_state(METHODS["fedobp"](q=0.9), tiny(), FEDERATION.clients, CPU)
     assert_same(state_trees(state), state_trees(fresh))
     assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
-    assert told == {"sim_seconds": 1e-3, "dropped": 5, "late": 5}
+    assert told == {"sim_seconds": 1e-3, "flops": 0, "dropped": 5, "late": 5}
     assert {*outcome.metrics.values()} == {None}
     assert outcome.traffic.values_up == 5 * 549
 

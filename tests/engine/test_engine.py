@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from sklearn import metrics as sk
 
 import fedpfl
@@ -45,7 +46,7 @@ from fedpfl.engine.measures import BINS, MEASURES, SUMMED_MEASURES, compute_meas
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import MULTILABEL
+from fedpfl.ground.tasks import MULTILABEL, REGRESSION
 from fedpfl.methods import METHODS, Batch, FedAvg
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
@@ -149,6 +150,45 @@ def test_accuracies_by_hand():
     each = scores_per_client(counts._replace(loss=torch.tensor([2.0, 1.0, 0.0, math.inf])))
     assert each["accuracy"] == pytest.approx([50, 75, math.nan, math.nan], nan_ok=True)
     assert each["f1"] == pytest.approx([50, math.nan, math.nan, math.nan], nan_ok=True)
+
+
+def test_a_client_of_eleven_samples_has_an_interval_of_eleven():
+    counts = Counts(torch.tensor([9, 270, 0]), torch.ones(3), torch.tensor([11, 330, 0]))
+    each = scores_per_client(counts)
+    for client, correct, samples in ((0, 9, 11), (1, 270, 330)):
+        wanted = stats.binomtest(correct, samples).proportion_ci(method="wilson")
+        ends = [each[f"accuracy_{end}"][client] for end in ("low", "high")]
+        assert ends == pytest.approx([100 * wanted.low, 100 * wanted.high])
+    assert math.isnan(each["accuracy_low"][2])
+    assert "accuracy_low" not in summarize_scores(counts)
+
+
+@pytest.mark.parametrize("task", [MULTILABEL, REGRESSION])
+def test_other_scores_have_intervals_by_the_bootstrap(task):
+    """Beside a bootstrap of scikit-learn's scores with draws of its own."""
+    rng, count = np.random.default_rng(0), 60
+    outputs = torch.from_numpy(rng.normal(size=(count, 2 if task is MULTILABEL else 1)).round(1))
+    y = outputs[:, 0] + torch.from_numpy(rng.normal(size=count))
+    if task is MULTILABEL:
+        y = outputs + torch.from_numpy(rng.normal(size=(count, 2))) > 0.5
+
+    def score(chosen):
+        if task is MULTILABEL:
+            return 100 * sk.roc_auc_score(y[chosen], outputs[chosen])
+        return sk.root_mean_squared_error(y[chosen], outputs[chosen])
+
+    resampled = [score(rng.integers(count, size=count)) for _ in range(2000)]
+    asked = compute_measures((*task.measures, "interval"), outputs.float(), y)
+    none = compute_measures((*task.measures, "interval"), outputs[:0].float(), y[:0])
+    counts = Counts(*torch.tensor([[0, 0], [1, 1], [count, 0]]), tree.stack([asked, none]))
+    each = scores_per_client(counts, task)
+    width = np.ptp(np.quantile(resampled, [0.025, 0.975]))
+    for end, level in (("low", 0.025), ("high", 0.975)):
+        own, missing = each[f"{task.score}_{end}"]
+        assert own == pytest.approx(np.quantile(resampled, level), abs=width / 8)
+        assert math.isnan(missing)
+    assert each[task.score][0] == pytest.approx(score(np.arange(count)), abs=1e-4)
+    assert f"{task.score}_low" not in summarize_scores(counts, task)
 
 
 # Precision, settings and errors

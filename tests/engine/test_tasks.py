@@ -195,6 +195,10 @@ def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives
 
     members = whole.clients[whole.clients["unseen"] == 0]
     assert rows[task.score].iloc[-1] == pytest.approx(members[task.score].mean())
+    for prefix in ("", "ft_"):
+        score = members[f"{prefix}{task.score}"]
+        low, high = (members[f"{prefix}{task.score}_{end}"] for end in ("low", "high"))
+        assert ((low <= score) & (score <= high) & (low < high)).all()
     labels = [name for name in members if name.startswith("label_")]
     assert len(labels) == (3 if task is MULTILABEL else 0)
 

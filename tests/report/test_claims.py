@@ -9,25 +9,29 @@ import pytest
 from scipy import stats
 
 from fedpfl.config.plan import check_config
+from fedpfl.ground.intervals import wilson_interval
 from fedpfl.report.claims import judge_claims, parse_claim, power_table
 from fedpfl.report.commands import find_words
 from fedpfl.report.compare import paired_test
+from fedpfl.report.fairness import fairness_table
 from fedpfl.report.load import runs
 from fedpfl.report.power import (
+    SeedScore,
+    compute_games_howell_p,
     compute_power,
     count_needed_pairs,
     find_detectable_effect,
     hierarchical_interval,
     mean_of_worst_decile,
+    number_groups,
     student_interval,
-    wilson_interval,
 )
 from fedpfl.report.ranking import correct_by_holm
 from fedpfl.report.tables import accuracy_table
 from tests.command import TINY, compose_once
 from tests.conftest import keep_quick
 from tests.data.promises import one_line
-from tests.report.test_report import write_run
+from tests.report.test_report import read_output, write_run
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,7 @@ def test_chance_alone_supports_a_table_in_five_of_a_hundred():
 )
 def test_the_interval_over_seeds_and_clients_covers(seeds, clients, between, within):
     generator, trials = np.random.default_rng(0), 300
-    covered = 0
+    covered = of_these_seeds = 0
     for _ in range(trials):
         means = 5 + between * generator.normal(size=seeds)
         values = [mean + within * generator.normal(size=clients) for mean in means]
@@ -79,7 +83,25 @@ def test_the_interval_over_seeds_and_clients_covers(seeds, clients, between, wit
         student = student_interval([own.mean() for own in values])
         assert seeds == 1 or high - low >= (student[1] - student[0]) * (1 - 1e-9)
         covered += low <= 5 <= high
+        low, high = hierarchical_interval(values, draws_seeds=False)
+        of_these_seeds += low <= means.mean() <= high
     assert covered / trials >= 0.93
+    assert of_these_seeds / trials == pytest.approx(0.95, abs=0.025)
+
+
+def test_groups_are_those_of_games_and_howell():
+    """Of two scores the test is Welch's; of many seeds p is that of the range of normal numbers."""
+    a, b = SeedScore(70.0, 1.5, 3), SeedScore(64.0, 4.0, 5)
+    wanted = stats.ttest_ind_from_stats(*a, *b, equal_var=False).pvalue
+    assert compute_games_howell_p(a, b, 2) == pytest.approx(wanted, rel=1e-6)
+    ranges = np.ptp(np.random.default_rng(0).normal(size=(100_000, 6)), axis=1)
+    many = [SeedScore(mean, 100.0, 10**4) for mean in (3.6, 0.0)]
+    assert compute_games_howell_p(*many, 6) == pytest.approx((ranges > 3.6).mean(), abs=0.005)
+    means = [90.0, 89.0, 80.0, 79.0, 60.0]
+    assert number_groups([SeedScore(mean, 1.0, 5) for mean in means]) == [1, 1, 2, 2, 3]
+    # No spread, or a single seed, tells nothing apart.
+    for deviation, seeds in ((0.0, 3), (math.nan, 1)):
+        assert number_groups([SeedScore(mean, deviation, seeds) for mean in means]) == 5 * [1]
 
 
 def test_intervals_of_other_statistics_and_of_nothing():
@@ -176,20 +198,49 @@ def test_the_words_of_a_run_make_its_configuration(words):
     assert len(find_words(plan.config)) < 30
 
 
-def test_intervals_of_a_table_cover_clients_too(tmp_path: Path) -> None:
+def write_clients(folder: Path, seed: int, own: np.ndarray, **changes: str) -> None:
+    """A run of these clients, fine-tuned as they are."""
+    write_run(folder, {4: float(own.mean())}, seed=seed, **changes)
+    rows = [f"{number},30,10,40,{value},{value}" for number, value in enumerate(own.tolist())]
+    header = "client,train,test,label_0,accuracy,ft_accuracy"
+    (folder / "clients.csv").write_text("\n".join([header, *rows, ""]))
+
+
+@pytest.mark.parametrize("interval", ["seed", "client", "both"])
+def test_intervals_say_what_they_cover(tmp_path: Path, interval: str, capsys) -> None:
     generator = np.random.default_rng(0)
-    values = [generator.normal(70, 10, 20), generator.normal(72, 10, 20)]
-    for seed, own in enumerate(values):
-        folder = write_run(tmp_path / str(seed), {4: float(own.mean())}, seed=seed)
-        rows = [f"{number},30,10,40,{value},{value}" for number, value in enumerate(own.tolist())]
-        header = "client,train,test,label_0,accuracy,ft_accuracy"
-        (folder / "clients.csv").write_text("\n".join([header, *rows, ""]))
+    fedavg = [generator.normal(70, 10, 20), generator.normal(72, 10, 20)]
+    fedper = [own + generator.normal(3 + seed, 5, 20) for seed, own in enumerate(fedavg)]
+    for seed in range(2):
+        write_clients(tmp_path / f"a{seed}", seed, fedavg[seed])
+        write_clients(tmp_path / f"p{seed}", seed, fedper[seed], method="fedper")
+    gains = [own - other for own, other in zip(fedper, fedavg, strict=True)]
+    options = {"draws_seeds": interval == "both"}
+
+    def half(values, statistic=lambda rows: rows.mean(1)):
+        if interval == "seed":
+            low, high = student_interval([statistic(own[None])[0] for own in values])
+        else:
+            low, high = hierarchical_interval(values, statistic, **options)
+        return pytest.approx((high - low) / 2)
+
     chosen = ["accuracy", "accuracy_worst10", "loss"]
-    (row,) = accuracy_table(runs(tmp_path), chosen=chosen, interval="clients").frame.to_dict(
-        "records"
-    )
-    low, high = hierarchical_interval(values)
-    assert row["accuracy_seed_ci95"] == pytest.approx((high - low) / 2)
-    low, high = hierarchical_interval(values, mean_of_worst_decile)
-    assert row["accuracy_worst10_seed_ci95"] == pytest.approx((high - low) / 2)
-    assert math.isnan(row["loss_seed_ci95"])
+    table = accuracy_table(runs(tmp_path), chosen=chosen, interval=interval)
+    row = table.frame.iloc[1]
+    assert row["accuracy_seed_ci95"] == half(fedper)
+    if interval != "seed":  # the runs' rows have a worst tenth of their own
+        assert row["accuracy_worst10_seed_ci95"] == half(fedper, mean_of_worst_decile)
+        assert math.isnan(row["loss_seed_ci95"])
+    row = fairness_table(runs(tmp_path), interval).frame.iloc[1]
+    assert row["gain_fedavg"] == pytest.approx(np.mean(gains))
+    assert row["gain_fedavg_seed_ci95"] == half(gains)
+    assert row["change_fedavg_seed_ci95"] == half(gains, mean_of_worst_decile)
+    assert row["accuracy_worst10_seed_ci95"] == half(fedper, mean_of_worst_decile)
+    words = ("tables", str(tmp_path), "--fairness", "--interval", interval, "--pm")
+    out = " ".join(read_output(capsys, *words)[0].split())
+    assert out.count(f"half-width of its 95 % confidence interval {OF_INTERVAL[interval]}") == 2
+    assert f"{np.mean(fedper):.2f} [±" in out
+    assert "standard deviation over seeds" not in out
+
+
+OF_INTERVAL = {"seed": "(Student's t)", "client": "for the choice", "both": "(bootstrap over seeds"}

@@ -60,7 +60,7 @@ def test_an_interval_is_students(root):
     """Of two values t is 12.706; of one there is none."""
     write_run(root / "other/seed0", {4: 60.0}, method={"name": "ditto"})
     write_run(root / "other/seed1", {4: 70.0}, method={"name": "ditto"}, seed=1)
-    table = accuracy_table(runs(root), chosen=["accuracy"], interval="seeds")
+    table = accuracy_table(runs(root), chosen=["accuracy"], interval="seed")
     rows = table.frame.set_index("method")
     half = 12.7062 * math.sqrt(50) / math.sqrt(2)
     assert rows.loc["Ditto", "accuracy_seed_ci95"] == pytest.approx(half, rel=1e-4)

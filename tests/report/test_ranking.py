@@ -4,16 +4,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from fedpfl.report import ranking
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import runs
+from fedpfl.report.power import count_needed_pairs
 from fedpfl.report.ranking import (
     correct_by_holm,
     drop_gaps,
-    find_cliques,
+    find_groups,
     rank_methods,
     rank_tables,
 )
@@ -83,8 +85,8 @@ def test_holm_by_hand() -> None:
 BARS = {
     "": [(0, 3)],
     "ad": [(0, 2), (1, 3)],
-    "ab ac ad": [(1, 3)],
-    "ab ac ad bc bd cd": [],
+    "ab ac ad": [(0, 0), (1, 3)],
+    "ab ac ad bc bd cd": [(0, 0), (1, 1), (2, 2), (3, 3)],
     "ac ad bd": [(0, 1), (1, 2), (2, 3)],
     "bc": [(0, 1), (2, 3)],
 }
@@ -92,11 +94,11 @@ BARS = {
 
 def test_bars_join_what_is_not_told_apart() -> None:
     found = rank_methods(pd.DataFrame([[4.0, 3, 2, 1]] * 3, columns=[*"abcd"]))
-    assert find_cliques(found) == [], "three blocks allow no test"
+    assert find_groups(found) == [(0, 3)], "three blocks allow no test"
     for differ, bars in BARS.items():
         pairs = [row.a + row.b for row in found.pairs.itertuples()]
         values = [0.049 if pair in differ.split() else 0.05 for pair in pairs]
-        assert find_cliques(found._replace(pairs=found.pairs.assign(p=0.01, p_holm=values))) == bars
+        assert find_groups(found._replace(pairs=found.pairs.assign(p=0.01, p_holm=values))) == bars
 
 
 def gapless(accuracies: dict[str, dict[str, float]]) -> tuple[pd.DataFrame, list[str]]:
@@ -163,11 +165,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     values = {}
     for k, name in enumerate(NAMES):
         values[name] = [60.0 + 5 * k + 0.1 * place * (k + 1) for place in range(7)]
-    root = sweep(tmp_path / "outputs", values)
+    root = sweep(tmp_path / "outputs", values | {"centralized": [99.0] * 7})
+    later = {"fedobp": [69.0] * 7, "local_only": [75.0] * 7}
+    gaps = np.mean([np.subtract(values[name], 0) for name in ("local_only", "fedobp")], axis=1)
+    deviation = np.std([gaps[0] - gaps[1], 6.0], ddof=1)
+    gap = (gaps[0] - gaps[1] + 6) / 2
+    sweep(root, later, seed=1)
     assert main(["ranks", str(root), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     lines, out = [line.split() for line in out.splitlines()], " ".join(out.split())
-    assert ["average", "rank", "1.00", "2.00", "3.00", "4.00"] in lines
+    assert ["group", "1", "1", "1", "1"] in lines
+    assert ["average", "rank", "1.0", "2.0", "3.0", "4.0"] in lines
+    needed = count_needed_pairs(gap / deviation)
+    parted = f"differ by {gap:.3g} with a deviation of {deviation:.3g}: {needed} seeds would part"
+    assert f"Local-Only and FedOBP, the first two, {parted} them (80% power)." in out
+    assert "Centralized" not in out
     # chi-square 12 * 7 / (4 * 5) * (2.25 + 0.25 + 0.25 + 2.25)
     test = "chi-square 21.00 with 3 degrees of freedom, p <0.001."
     assert f"Friedman's test, corrected for ties: {test}" in out

@@ -102,10 +102,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def add_columns(folder: Path, **columns: Any) -> Path:
-    """Put columns into a run's rounds, as values or what makes them of the rounds."""
-    rounds = pd.read_csv(folder / "rounds.csv").assign(**columns)
-    rounds.to_csv(folder / "rounds.csv", index=False)
+def add_columns(folder: Path, table: str = "rounds", **columns: Any) -> Path:
+    """Put columns into a run's rounds or clients, as values or what makes them of the table."""
+    frame = pd.read_csv(folder / f"{table}.csv").assign(**columns)
+    frame.to_csv(folder / f"{table}.csv", index=False)
     return folder
 
 
@@ -131,6 +131,17 @@ def row_of(table: Any, method: str) -> dict[str, Any]:
     rows = table.frame[table.frame["method"] == method].to_dict("records")
     assert len(rows) == 1
     return rows[0]
+
+
+def test_an_upper_line_is_said_and_never_the_best(root: Path) -> None:
+    write_run(root / "a" / "centralized", {4: 99.0}, method="centralized")
+    table = accuracy_table(runs(root), chosen=["accuracy"])
+    assert {row[2].value: row[3].mark for row in table.rows} == {
+        "FedAvg": "second",
+        "FedOBP": "best",
+        "Centralized (upper line)": "",
+    }
+    assert any(note.startswith("An upper line, neither ranked nor marked") for note in table.notes)
 
 
 def test_labels_of_partitions_methods_and_data_sets(tmp_path: Path) -> None:
@@ -391,6 +402,14 @@ def test_where_clients_are_mostly_one_of_two_classes_a_note_says_how_far(root, c
         assert f"larger one is {share} of its samples" in note
         assert "FedAvg" in note
         assert "FedOBP" in note
+    assert accuracy_table(runs(root)).columns[3].name == "before mean"
+    for path in root.glob("a/*/*/*/"):
+        add_columns(path, balanced=55.0, auroc=60.0)
+        config_file = path / "config.yaml"
+        asked = yaml.safe_load(config_file.read_text()) | {"metrics": ["auroc", "balanced"]}
+        config_file.write_text(yaml.safe_dump(asked))
+    names = [column.name for column in accuracy_table(runs(root)).columns[3:5]]
+    assert (names == ["before balanced", "before AUROC"]) == bool(share)
     for path in root.glob("a/*/*/*/clients.csv"):
         path.write_text(text.replace("label_1", "label_1,label_2").replace(",70", ",0,70"))
     assert "larger one" not in " ".join(accuracy_table(runs(root)).notes)

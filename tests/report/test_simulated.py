@@ -1,6 +1,7 @@
 """Tables and figures over simulated time, from run directories made by hand."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,17 @@ def test_what_a_target_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
     """Seconds are 1, 9, 2, 2, and evaluations took 1.8 and 3.6 of them after rounds 2 and 4."""
     for seed, accuracy in enumerate(({2: 80.0, 4: 70.0}, {2: 70.0, 4: 80.0})):
         path = write_run(tmp_path / f"seed{seed}", accuracy, seed=seed)
-        add_columns(path, eval_seconds=[None, 1.8, None, 3.6])
-    keys = ["rounds@80", "hours@80", "gb@80", "hours@81", "hours"]
-    table = accuracy_table(runs(tmp_path), chosen=keys, interval="seeds")
+        add_columns(path, eval_seconds=[None, 1.8, None, 3.6], flops=[1e12, 2e12, 0, 5e12])
+    keys = ["rounds@80", "hours@80", "gb@80", "tflops@80", "hours@81", "hours"]
+    table = accuracy_table(runs(tmp_path), chosen=keys, interval="seed")
     row = table.frame.iloc[0]
     spent = {"rounds@80": (2, 4), "hours@80": (11.8 / 3600, 19.4 / 3600)}
-    spent["gb@80"] = (1.152e6 / 8e9, 2.176e6 / 8e9)
+    spent |= {"gb@80": (1.152e6 / 8e9, 2.176e6 / 8e9), "tflops@80": (3, 8)}
     for key, (less, more) in spent.items():
         assert row[key] == pytest.approx((less + more) / 2)
         # Student's t of two seeds, 12.706, times their deviation over the root of two.
         assert row[f"{key}_seed_ci95"] == pytest.approx(12.7062 * (more - less) / 2, rel=1e-4)
+        text = table.rows[0][3 + keys.index(key)].text(table.columns[3 + keys.index(key)])
+        assert re.fullmatch(r"[\d.e-]+\[[\d.e-]+\]", text)
     assert math.isnan(row["hours@81"])
     assert math.isnan(row["hours"]), "of the summary, which has none"

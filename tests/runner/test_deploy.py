@@ -210,8 +210,10 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
             rf"^\| client{client}\.safetensors \| {client} \| .*$", text, re.MULTILINE
         )
         cells = [cell.strip() for cell in row.strip("|").split("|")]
+        ends = [run.clients[f"accuracy_{end}"][client] for end in ("low", "high")]
+        assert cells[-2] == f"{ends[0]:.4g} to {ends[1]:.4g}"
         expected = run.clients["accuracy"][client], baseline.clients["ft_accuracy"][client]
-        assert [float(cell) for cell in cells[-2:]] == pytest.approx(expected, abs=0.005)
+        assert [float(cell) for cell in cells[-3::2]] == pytest.approx(expected, abs=0.005)
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert fedpfl.run(config, directory=run.path, progress=False)
 

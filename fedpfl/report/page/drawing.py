@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.intervals import HIGH, LOW
 from fedpfl.ground.tasks import Task
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group, common_task
@@ -155,13 +157,16 @@ def _draw_clients(content: Content) -> Charts:
         chart = _make_chart(choice, x_title, "", showlegend=False)
         for group in content.ranked[setting]:
             # Some runs were not fine-tuned, and clients without test samples have no score.
-            scored = clients[group].reindex(columns=[key, "seed", "client", "text"]).dropna()
+            ends = [f"{key}{end}" for end in (LOW, HIGH)]
+            columns = [key, "seed", "client", "text"]
+            scored = clients[group].reindex(columns=[*columns, *ends]).dropna(subset=columns)
             points = scored.sort_values([key, "seed", "client"])
             points = points.iloc[data.evenly_spaced(len(points))]
             if len(points):
                 style = content.style(group)
                 box = {"type": "box", "name": style["name"], "x": points[key]}
-                box["text"] = [*map(_plotly_text, points["text"])]
+                intervals = map(_interval_text, *points[ends].to_numpy().T)
+                box["text"] = [*map(add, map(_plotly_text, points["text"]), intervals)]
                 box |= {"boxpoints": "all", "jitter": 0.6, "pointpos": 0, "boxmean": True}
                 box |= {"marker": {"size": 4, "opacity": 0.5}}
                 chart.data.append(box | {"line": {"color": style["line"]["color"]}})
@@ -267,6 +272,11 @@ def _make_chart(choice: dict[str, str], x_title: str, y_title: str, **layout: An
 def _plotly_text(text: str) -> str:
     """Return text as plotly shows it: it reads a few tags in all that it writes."""
     return escape(clip_text(text, 60), quote=False)
+
+
+def _interval_text(low: float, high: float) -> str:
+    """Write the interval of a client's own score, nothing where it is not recorded."""
+    return f", 95 %: {low:.4g} to {high:.4g}" if low == low else ""
 
 
 def _round_numbers(values: Iterable[float]) -> list[float]:
