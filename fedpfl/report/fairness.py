@@ -260,7 +260,7 @@ def _make_record(comparison: BaselineComparison, interval: str) -> Record:
         # A seed without a losing client has no loss to average.
         seeds[f"loss_{name}"] = [-float(lost.mean()) for lost in losses if len(lost)]
         seeds[f"change_{name}"] = [float(worst_decile(own).mean()) for own in changes]
-        clients |= {f"gain_{name}": changes, f"change_{name}": changes}
+        clients[f"gain_{name}"] = clients[f"change_{name}"] = [own.sort_index() for own in changes]
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
     for key, values in seeds.items():
         record |= seed_statistics(key, values, bool(interval))
