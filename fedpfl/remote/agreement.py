@@ -20,12 +20,13 @@ from torch import Tensor
 
 from fedpfl.data import fingerprint
 from fedpfl.data.datasets import Raw, Samples
-from fedpfl.data.datasets.shared.parts import Part
+from fedpfl.data.datasets.shared.parts import Part, ReadOptions
 from fedpfl.data.datasets.shared.samples import MAX_CLASSES, check_samples
 from fedpfl.data.datasets.shared.sums import FLOAT_BITS, ChannelSums
 from fedpfl.data.datasets.shared.tables import Columns, name_features
 from fedpfl.data.datasets.shared.texts import require_alike, require_one_spelling, sort_texts
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, TASKS, Task
 from fedpfl.remote.messages import (
     Label,
     Message,
@@ -54,7 +55,7 @@ class SiteForm(Message):
     Attributes:
         dtype: Of the samples, as numpy calls it.
         shape: Of one sample; of a table its number of features, once all categories are known.
-        labels: The values of labels, sorted.
+        labels: The values of labels, sorted; of several labels their names; of numbers nothing.
         columns: Of a table; None of anything else.
     """
 
@@ -62,13 +63,13 @@ class SiteForm(Message):
         "uint8", "float32", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"
     ]
     shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=MAX_AXES)]
-    labels: Annotated[list[Label], Field(min_length=1, max_length=MAX_CLASSES)]
+    labels: Annotated[list[Label], Field(max_length=MAX_CLASSES)]
     columns: Columns | None = None
 
     @model_validator(mode="after")
     def _check(self) -> SiteForm:
         _require(prod(self.shape) <= MAX_INPUT, f"more than {MAX_INPUT:,} entries")
-        _require(self.labels == sort_texts(self.labels), "labels that are not in order")
+        _require(len({*self.labels}) == len(self.labels), "a label that stands twice")
         if self.columns:
             names, levels, empty = self.columns
             for texts in (names, *levels.values(), empty):
@@ -171,16 +172,20 @@ class Agreement(Message):
         """
         # One sample stands for all: a site that claims millions costs the server nothing.
         zeros = np.zeros((1, *self.form.shape), self.form.dtype)
-        samples = self.check_samples(zeros, np.zeros(1, np.int64), options, "the sites")
+        task = TASKS[options["task"]]
+        labels = np.zeros((1, len(self.form.labels)) if task is MULTILABEL else 1, np.int64)
+        samples = self.check_samples(zeros, labels, options, "the sites")
+        # Of arrays, labels have numbers alone.
+        has_names = task is CLASSIFICATION or self.form.columns is not None
         total = sum(site.samples for site in self.sites)
         return replace(
             samples,
             x=samples.x.to(device).expand(total, *samples.x.shape[1:]),
-            y=samples.y.expand(total),
+            y=samples.y.expand(total, *samples.y.shape[1:]),
             groups=self.groups,
             group_names=tuple(self.names),
             test_from=sum(site.test_from or 0 for site in self.sites) or None,
-            class_names=tuple(self.form.labels),
+            class_names=tuple(self.form.labels) if has_names else (),
             feature_names=name_features(self.form.columns) if self.form.columns else (),
             are_elsewhere=True,
         )
@@ -189,8 +194,10 @@ class Agreement(Message):
         self, x: np.ndarray, y: np.ndarray, options: Mapping[str, Any], origin: str
     ) -> Samples:
         """Return samples in their final form, scaled as all are. Raises FedpflError."""
-        classes = options["classes"] or len(self.form.labels)
-        if classes < max(2, len(self.form.labels)):
+        task, classes = TASKS[options["task"]], options["classes"]
+        if task is CLASSIFICATION:
+            classes = classes or len(self.form.labels)
+        if task is CLASSIFICATION and classes < max(2, len(self.form.labels)):
             raise FedpflError(
                 f"the sites have {len(self.form.labels)} labels, and dataset.classes={classes}; "
                 "there must be two classes at least, and one for each label"
@@ -203,10 +210,13 @@ class Agreement(Message):
             std=options["std"] or tuple(self.std) or None,
             classes=classes,
             normalize=options.get("normalize", True),
+            task=task,
         )
 
-    def number_labels(self, site: Part) -> np.ndarray:
+    def number_labels(self, site: Part, task: Task) -> np.ndarray:
         """Return a site's labels as classes. Raises FedpflError for one that is not agreed on."""
+        if task is not CLASSIFICATION:
+            return site.y
         number_by_value = {value: number for number, value in enumerate(self.form.labels)}
         try:
             classes = [number_by_value[value] for value in site.y.tolist()]
@@ -229,12 +239,19 @@ class Agreement(Message):
         return find_difference(facts, SiteFacts(**dict(agreed), form=self.form))
 
 
-def describe_site(site: Part, name: str, columns: Columns | None) -> SiteFacts:
+def describe_site(
+    site: Part, name: str, columns: Columns | None, options: ReadOptions
+) -> SiteFacts:
     """Return the facts that a site tells. Raises FedpflError for what no site can tell."""
+    labels: list[str] = []
+    if options.task is CLASSIFICATION:
+        labels = sort_texts(np.unique(site.y).tolist())
+    elif options.task is MULTILABEL:
+        labels = [*(options.labels or map(str, range(site.y.shape[1])))]
     form = {
         "dtype": str(site.x.dtype),
         "shape": [] if columns else list(site.x.shape[1:]),
-        "labels": sort_texts(np.unique(site.y).tolist()),
+        "labels": labels,
         "columns": columns,
     }
     facts = {"name": name, "samples": len(site.y), "test_from": site.test_from, "form": form}
@@ -263,8 +280,8 @@ def _describe_form(site: SiteFacts) -> str:
     return kind if site.test_from is None else f"{kind} with a test part"
 
 
-def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
-    """Unite the facts of sites: the union of labels, and the first one's columns.
+def agree_on_sites(sites: Sequence[SiteFacts], task: Task = CLASSIFICATION) -> Agreement:
+    """Unite the facts of sites: the union of classes, and the first one's columns.
 
     Raises:
         FedpflError: They differ, or a text is written in two ways.
@@ -279,10 +296,15 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     form = sites[0].form
 
     # ---- Step 2: labels are the union of all sites' labels.
-    values = sort_texts(value for site in sites for value in site.form.labels)
     labels_by_site = {site.name: site.form.labels for site in sites}
-    require_one_spelling(labels_by_site, "label")
-    require_alike(labels_by_site)
+    values = form.labels
+    if task is CLASSIFICATION:
+        values = sort_texts(value for site in sites for value in site.form.labels)
+        require_one_spelling(labels_by_site, "label")
+        require_alike(labels_by_site)
+    for name, labels in labels_by_site.items():
+        if task is not CLASSIFICATION and labels != values:
+            raise FedpflError(f"{name} has {len(labels)} labels, and {sites[0].name} {len(values)}")
 
     # ---- Step 3: categories of a table are the union, too, and a feature each.
     changes: dict[str, Any] = {"labels": values}

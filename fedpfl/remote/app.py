@@ -20,7 +20,6 @@ from fedpfl.engine.store import RowStorage
 from fedpfl.ground import files
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import require_classification
 from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import sites
@@ -91,19 +90,17 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
 def require_playable(plan: Plan) -> None:
     """Raise FedpflError for a run that no federation can play."""
     settings = plan.settings
-    tells_more = bool(settings.metrics) or plan.eval.common
     refusals = {
         "no newcomers; set unseen=0 and unseen_groups=[]": settings.newcomers
         or settings.unseen_groups,
         "real time, in which clients are late by themselves; set system=none": plan.system,
-        "clients that tell accuracies alone; leave out metrics and eval.common": tells_more,
+        "samples at their nodes; leave out eval.common": plan.eval.common,
         "nodes that play their clients' part honestly; set attack=none": plan.attack,
         "nodes that hold what they hold; leave out shift.at": plan.shift.at,
     }
     for problem, is_there in refusals.items():
         if is_there:
             raise FedpflError(f"a federation has {problem}")
-    require_classification(plan.task, "a federation", "its clients tell accuracies alone")
     if sites.are_samples_at_nodes(plan.config):
         sites.require_sites_partition(plan)
 

@@ -22,12 +22,14 @@ class Schedule:
         rounds: How many it plays.
         evaluation: The keys `eval.*`.
         cohorts: The clients of each round; None where a node cannot know them.
+        measures: What evaluations tell beside hits and loss.
     """
 
     setup: RoundSetup
     rounds: int
     evaluation: Eval
     cohorts: tuple[tuple[int, ...], ...] | None = None
+    measures: tuple[str, ...] = ()
 
     def list_calls(self, state: State, client: int) -> list[Call]:
         """Return all that is asked of a client after `state.round` rounds."""
@@ -72,6 +74,7 @@ class Schedule:
                 clients=[client],
                 tuning=tuning,
                 before_evaluation=adaptation,
+                measures=self.measures,
             )
             for tuning in tunings
         ]
@@ -101,7 +104,8 @@ def make_schedule(run: Run, backend: Backend) -> Schedule:
     cohorts = None
     if run.client_account is None and not run.stopping.early:
         cohorts = tuple(map(tuple, run.draw_cohorts()))
-    return Schedule(setup, run.settings.rounds, run.eval, cohorts)
+    measures = (*run.settings.metrics, *run.task.measures)
+    return Schedule(setup, run.settings.rounds, run.eval, cohorts, measures)
 
 
 def describe_call(call: Call) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     # ---- Step 1: the site of each node.
     key = make_plan_key(plan)
     site_by_node = _collect_sites(grid, key, plan.settings.clients, settings.timeout)
-    agreement = agreements.agree_on_sites([*site_by_node.values()])
+    agreement = agreements.agree_on_sites([*site_by_node.values()], plan.task)
     unscaled = _with_plain_scale(plan, agreement)
     if unscaled is agreement:
         return agreement
@@ -296,9 +296,12 @@ class SiteNode:
             categories=tuple(dataset["categories"]),
             size=dataset["size"],
             missing=dataset["missing"],
+            task=plan.task,
         )
         site, columns = read_site(path, self._options)
-        self._facts = agreements.describe_site(site, name or site_name(path), columns)
+        self._facts = agreements.describe_site(
+            site, name or site_name(path), columns, self._options
+        )
         # In silence its training and test samples would be dealt anew.
         if site.test_from is not None and plan.config["partition"]["test_fraction"] is not None:
             raise FedpflError(
@@ -349,7 +352,7 @@ class SiteNode:
         site, _ = read_site(self._path, self._options, agreement.form.columns)
         samples = agreement.check_samples(
             x=site.x,
-            y=agreement.number_labels(site),
+            y=agreement.number_labels(site, self._plan.task),
             options=self._plan.dataset.options,
             origin=str(self._path),
         )

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from fedpfl.engine import Engine, Local, State, make_backend
 from fedpfl.engine.calls import Call, Counts, Participation, TrainCall
+from fedpfl.engine.measures import PLUGIN_MEASURES, SUMMED_MEASURES
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import REGRESSION
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
@@ -141,10 +143,23 @@ def check_counts(counts: Counts, samples: int, moment: str) -> None:
         raise FedpflError(
             f"{correct:,} correct of {total:,} samples {moment}, and it has {samples:,}"
         )
-    if not all(leaf.isfinite().all() for leaf in _list_floats(counts)):
+    if not counts.loss.isfinite():
         raise NotFiniteError(f"test results {moment} that are not finite")
     if float(counts.loss) < 0:
         raise FedpflError(f"a negative loss {moment}")
+    for name, values in counts.measures.items():
+        if not _is_possible(name, values, total):
+            raise FedpflError(f"a measure {name} {moment} that {total:,} samples cannot have")
+
+
+def _is_possible(name: str, values: Tensor, samples: int) -> bool:
+    """Check a measure: outcomes of so many samples, sums, or a share, which may be undefined."""
+    if name in SUMMED_MEASURES:
+        return bool((values >= 0).all() and (values.sum(-1) == samples).all())
+    if name in REGRESSION.measures:
+        return bool(values.isfinite()) and (name == "label_mean" or float(values) >= 0)
+    # A plugin's is any number.
+    return name in PLUGIN_MEASURES or not (values < 0 or values > 1)
 
 
 def _list_floats(values: Tree) -> list[Tensor]:

@@ -77,7 +77,7 @@ def test_the_command_as_in_one_place(here):
 
 REFUSED = r"""
 unseen=0.25 => a federation has no newcomers; set unseen=0
-eval.common=true => tell accuracies alone; leave out metrics and eval.common
+eval.common=true => a federation has samples at their nodes; leave out eval.common
 system=simulated => real time, .* set system=none
 shift=rotation shift.at=[2] => nodes that hold what they hold; leave out shift\.at
 federate.minimum=0 => federate.minimum must be 1 or more, got 0

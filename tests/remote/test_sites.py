@@ -107,6 +107,23 @@ def write_empty_cells(folder: Path) -> None:
         table.to_csv(file, index=False)
 
 
+def write_several_labels(folder: Path) -> None:
+    """Write tables with two columns of labels, one that a site always has."""
+    for number, name in enumerate(NAMES):
+        x, y = draw_values(number)
+        table = pd.DataFrame(x, columns=[*"abcde"])
+        table.assign(flu=y > 0, asthma=(y < 2) | (number == 1)).to_csv(
+            folder / f"{name}.csv", index=False
+        )
+
+
+def write_numbers(folder: Path) -> None:
+    write_arrays(folder)
+    for path in folder.iterdir():
+        with np.load(path) as arrays:
+            rewrite(path, y=arrays["y"] + arrays["x"][:, 0])
+
+
 def write_folders(folder: Path) -> None:
     for number, name in enumerate(NAMES):
         write_images(folder / name, ("cat", "dog", "emu")[: 2 + number % 2], count=6 + number)
@@ -115,8 +132,18 @@ def write_folders(folder: Path) -> None:
 TABLE = ["dataset.label=sick", "dataset.categories=[ward]"]
 FORMS = {
     "empty cells": (write_empty_cells, [*TABLE, "dataset.missing=indicator"]),
-    "tables": (write_tables, TABLE),
+    "several labels": (
+        write_several_labels,
+        ["task=multilabel", "dataset.label=[flu,asthma]"],
+    ),
+    "numbers": (write_numbers, ["task=regression"]),
     "pixels with test parts": (write_pixels, ["partition.test_fraction=null"]),
+    "measures": (write_arrays, ["metrics=[precision,balanced,auroc,ece]"]),
+    "measures of labels": (
+        write_several_labels,
+        ["task=multilabel", "dataset.label=[flu,asthma]", "metrics=[specificity,auprc]"],
+    ),
+    "tables": (write_tables, TABLE),
     "arrays": (write_arrays, []),
     "arrays, one constant set": (write_arrays, ["dataset.mean=[0.,1,2,3,4]"]),
     "tokens": (write_tokens, ["model=text"]),
@@ -156,7 +183,7 @@ def assert_as_in_one_place(path: Path, words: list[str]) -> None:
             assert np.array_equal(there[name], alone[name])
 
 
-@pytest.mark.parametrize("form", keep_quick(FORMS, 2))
+@pytest.mark.parametrize("form", keep_quick(FORMS, 4))
 def test_sites_of_every_form_as_in_one_place(form, here, capsys):
     write, options = FORMS[form]
     write(here / "sites")

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
+from fedpfl.engine.calls import Counts
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic
@@ -19,6 +20,7 @@ from fedpfl.methods import METHODS
 from fedpfl.remote import wire
 from fedpfl.remote.download import NotSentError, drop_known
 from fedpfl.remote.node import NodePolicy
+from fedpfl.remote.trust import check_counts
 from tests.conftest import assert_same
 from tests.remote.grids import Overheard
 from tests.remote.test_remote import KEY, Faulty, Played, changed, in_one_place
@@ -73,6 +75,25 @@ NODE_FAULTS = {
     "one more metric": (change_found(add_metric), "of another form"),
     "a test result alone": (change_found(lambda found: {"test": found.after}), "of another kind"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("precision", [[3, 0, 1, 1], [1, 1, 3, 0]], [[3, 0, 1, 1], [1, 1, 3, 1]]),
+        ("kappa", [[5, 0, 0, 0]], [[6, 0, 0, -1]]),
+        ("auroc", float("nan"), 1.5),
+        ("ece", 0.0, -0.1),
+        ("squared_error", 2.0, -2.0),
+        ("label_spread", 0.0, float("inf")),
+        ("label_mean", -2.0, float("nan")),
+    ],
+)
+def test_a_measure_that_samples_cannot_have_is_refused(name, right, wrong):
+    counts = Counts(torch.tensor(3), torch.tensor(1.0), torch.tensor(5))
+    check_counts(counts._replace(measures={name: torch.tensor(right)}), 5, "in the test split")
+    with pytest.raises(FedpflError, match=f"a measure {name} in the test split that 5 samples"):
+        check_counts(counts._replace(measures={name: torch.tensor(wrong)}), 5, "in the test split")
 
 
 @pytest.mark.parametrize("fault", NODE_FAULTS)
