@@ -1,10 +1,7 @@
 """The configuration: groups compose, values are checked, and a run's identity is what it computes."""
 
-import copy
 import functools
 import inspect
-import math
-import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -196,12 +193,8 @@ limit: None, None; 3, 3
 values: [1, 0.5], (1.0, 0.5); [0.0, -3.4e38, 1.2e-38], (0.0, -3.4e38, 1.2e-38)
 count: 2**63 - 1, 2**63 - 1
 name: "Größe 你好", "Größe 你好"
-pair: [1, 2], (1, 2)
-kind: "b", "b"
 where: "there", Path("there")
-part: 0, 0.0; 1, 1.0
 rate: 1, 1.0; "auto", "auto"
-tries: 1, 1; None, None
 levels: 0, 0.0; [0, 0.99], (0.0, 0.99)
 ends: [0.1, -3], (0.1, -3.0)
 """
@@ -213,8 +206,7 @@ def test_a_value_that_fits_is_taken() -> None:
         for pair in pairs.split("; "):
             value, becomes = eval(pair)
             taken = getattr(build_dataclass(Schema, {key: value}, "group"), key)
-            assert taken == becomes
-            assert type(taken) is type(becomes)
+            assert (taken, type(taken)) == (becomes, type(becomes))
 
 
 UNFITTING = r"""
@@ -227,25 +219,18 @@ limit: 0.5 => a whole number or null
 values: [0.5, "abc"], 0.5 => a list of numbers
 kinds: ["c"] => a list of values, each one of a, bb
 switches: 0 => a list of values, each true or false
-pair: [1, 0.5] => a list of whole numbers
 where: 3 => a path or null
 part: -0.1, 1.1 => between 0 and 1
-part: "abc" => a number
 rate: 0, 1.1 => above 0 and at most 1, or auto
 rate: "aut" => a number or auto
 tries: 0 => 1 or more, or null
-tries: 1.5 => a whole number or null
 levels: 1, [0.5, 1] => at least 0 and below 1
 levels: "abc" => a number or a list of numbers
 ends: [0, 1] => a positive number
-ends: [1] => a list of numbers
-share: math.inf => within 1.2e-38 and 3.4e+38 in size, as float32 is, got inf
 share: 3.5e38 => within 1.2e-38 and 3.4e+38 in size, as float32 is, got 3.5e+38
-share: 2**64 => a whole number of at most 64 bits, got 18446744073709551616
 count: 2**63 => a whole number of at most 64 bits, got 9223372036854775808
-values: [0.5, math.inf] => within 1.2e-38 and 3.4e+38 in size, as float32 is, got inf
+values: [0.5, float("inf")] => within 1.2e-38 and 3.4e+38 in size, as float32 is, got inf
 name: "a\x9bb" => a text without control characters, got 'a\x9bb'
-where: "\0" => a text without control characters, got '\x00'
 """
 """Key: values => what is allowed; where it says what it got, that is all that is said."""
 
@@ -267,35 +252,6 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed():
             assert str(caught.value) == message.removeprefix("group.")
 
 
-ODD = (None, [], {}, "", "x", -1, 0, 3, 2.5, True, math.inf, math.nan, 10**30, 1e300, 1e-300)
-ODD += ([1], [[1]], {"a": 1}, "a\nb", "\x1b[31m", "\udcff", "../..", "${nope}", "${rounds}", "???")
-
-
-def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
-    """One value, at random, is another or gone; nothing but FedpflError is raised."""
-    chance, refused = random.Random(1), list[str]()
-    whole = {
-        name: OmegaConf.to_container(compose_once(f"method={name}"))
-        for name in chance.sample(sorted(METHODS), 3)
-    }
-    for _ in range(20):
-        config_ = copy.deepcopy(whole[chance.choice(sorted(whole))])
-        group, key = config_[chance.choice([key for key in config_ if key != "quantile"])], "rounds"
-        if isinstance(group, dict):
-            key = chance.choice(sorted(group))
-        else:
-            group = config_
-        group[key] = chance.choice(ODD)
-        if chance.random() < 0.1:
-            del group[key]
-        try:
-            check_config(OmegaConf.create(config_))
-        except FedpflError as error:
-            refused.append(str(error))
-    assert 10 < len(refused) < 20
-    assert all(line.isprintable() for line in refused)
-
-
 UNRESOLVED = """
 quantile.table=3 => quantile.table must map data sets to alphas to q, got 3
 dataset=mnist quantile.table.mnist={0.1:x} => quantile.q must be a number, got 'x'
@@ -314,31 +270,18 @@ def test_a_configuration_that_cannot_be_resolved_is_one_line() -> None:
 
 
 UNHAD = """
-partition=iid partition.samples_per_client=0 => partition.samples_per_client must be 1 or more, or null, got 0
-dataset.classes=0 => dataset.classes must be between 1 and 65536, or null, got 0
-local.epochs=0.5 => local.epochs must be a whole number or null, got 0.5
 local.steps=20 => local.steps must be null beside local.epochs=5; set local.epochs=null, got 20
-local.decay=linear => local.decay must be a number or cosine, got 'linear'
 method=per_fedavg local.decay=cosine => local.decay=cosine has no part in method=per_fedavg
-method=pfedme local.optimizer=adam => local.optimizer=adam has no part in method=pfedme, which makes its own steps;
-dataset=digits +dataset.size=3 => dataset.size is not a key here; known keys: name, mean, std
+dataset=digits +dataset.size=3 => dataset.size is not a key here; known keys: mean, std
 dataset=cifar10_c dataset.corruptions=fog => dataset.corruptions must be a list of texts or null, got 'fog'
+partition=iid partition.samples_per_client=0 => partition.samples_per_client must be 1 or more, or null, got 0
 dataset.std=[0] => dataset.std must be a positive number, or null, got [0]
-dataset=ag_news dataset.vocabulary=2 => dataset.vocabulary must be 3 or more, got 2
-dataset=ag_news dataset.length=0 => dataset.length must be 1 or more, got 0
-dataset=cifar10_c dataset.severity=6 => dataset.severity must be between 1 and 5, or null, got 6
-model=text model.vocabulary=1 => model.vocabulary must be 2 or more, got 1
 model=mlp model.hidden=[200,0] => model.hidden must be 1 or more, got [200, 0]
 model=resnet18 model.norm=instance => model.norm must be one of batch, group, got 'instance'
-model=resnet18 model.stem=3 => model.stem must be one of large, small, got 3
-dataset=tiny_imagenet dataset.size=0 => dataset.size must be 1 or more, got 0
-augment.rotate=-1 => augment.rotate must be between 0 and 180, got -1
-augment.crop=-2 => augment.crop must be 0 or more, got -2
-augment.fill=white => augment.fill must be one of black, mean, got 'white'
 """
 
 
-@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(UNHAD), 5))
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(UNHAD), 4))
 def test_what_is_out_of_range_or_cannot_be_had_is_one_line(words: str, message: str) -> None:
     assert message in one_line(lambda: build(*words.split()))
 

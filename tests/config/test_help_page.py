@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from omegaconf import OmegaConf
 
 from fedpfl.config import help_page, overrides
@@ -49,12 +48,6 @@ def test_every_key_has_a_line_with_its_value_its_comment_and_its_choices(monkeyp
         r"^  method.ema=0.0 .*at least 0 and below 1$",
     ):
         assert re.search(line, page, re.MULTILINE), line
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_its_page(name):
-    assert f"\nmethod={name}: " in help_page.format_help([f"method={name}"])
 
 
 def test_the_command_prints_it_in_narrow_lines_and_does_nothing(tmp_path, monkeypatch):

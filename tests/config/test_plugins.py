@@ -121,19 +121,6 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
     assert one.federation.y.tolist() == [*range(3)] * 20
 
 
-def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -> None:
-    text = METHOD.format("clients: int\n    def init(self, params, parts): return 1 / 0")
-    text = text.replace(
-        "class", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass"
-    )
-    (folder / "mine.py").write_text(text)
-    words = ("plugins=[mine.py]", "method=mine", *TINY)
-    (line,) = run_command(*words, cwd=folder).complaints
-    assert line == "fedpfl: method.clients has no value; set it with method.clients=..."
-    (line,) = run_command(*words, "method.clients=3", cwd=folder).complaints
-    assert "Mine.init raised ZeroDivisionError" in line
-
-
 def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) -> None:
     before = [list(kind.registry) for kind in plugins.PLUGIN_KINDS.values()]
     for _ in range(2):
@@ -145,9 +132,6 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
         plugins.load_plugins([])
         assert [list(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
         assert not plugins.SPACES
-    result = run_command("method=halfway", *SMALL, cwd=folder)
-    (line,) = result.complaints
-    assert "method must be one of" in line
 
 
 ARGUMENTS = """

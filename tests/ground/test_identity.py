@@ -18,19 +18,11 @@ def test_an_option_that_does_nothing_is_no_part_of_an_identity():
         assert identity({**CONFIG, option: value}) != identity(CONFIG)
 
 
-def test_neither_the_seed_nor_the_device_is_part_of_an_identity():
-    assert identity({**CONFIG, "seed": 3, "device": "cuda"}) == identity(CONFIG)
-    assert identity({**CONFIG, "rounds": 2.0}) == identity(CONFIG)  # the same number
-    assert identity({**CONFIG, "rounds": 3}) != identity(CONFIG)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (2**63, "at most 64 bits"),
         (-(2**63) - 1, "at most 64 bits"),
         (float("nan"), "as float32 is"),
-        (1e39, "as float32 is"),
         (1e-39, "as float32 is"),
         ("a\x00b", "without control characters"),
         ([1, [2**63]], "at most 64 bits"),

@@ -11,9 +11,7 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Agreed, Known, Masked
-from fedpfl.methods import FedOBP
-from fedpfl.methods.shared.importance import personal_count
-from tests.conftest import assert_close, assert_same, record_rounds
+from tests.conftest import assert_close, assert_same
 
 
 class Pair(NamedTuple):
@@ -41,11 +39,9 @@ def test_map_keeps_structure_of_dicts_and_named_tuples():
 
 
 def test_size_and_bytes():
-    assert tree.size(nested()) == 8
-    assert tree.nbytes(nested()) == 32
+    assert (tree.size(nested()), tree.nbytes(nested())) == (8, 32)
     flags, counts = torch.zeros(3, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     assert tree.nbytes({"flag": flags, "n": counts}) == 3 + 16
-    assert tree.size({}) == tree.nbytes({}) == 0
 
 
 shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4)
@@ -88,12 +84,6 @@ def test_stack_take_and_put():
     assert_same(tree.take(stacked, torch.tensor([3, 1])), tree.stack([rows[3], rows[1]]))
     tree.put_(stacked, torch.tensor([0, 3]), tree.stack([rows[1], rows[2]]))
     assert_same(stacked, tree.stack([rows[1], rows[1], rows[2], rows[2]]))
-
-
-def test_repeat_copies():
-    repeated = tree.repeat({"a": torch.tensor([1.0, 2.0])}, 3)
-    repeated["a"][0] = 9
-    assert repeated["a"].tolist() == [[9, 9], [1, 2], [1, 2]]
 
 
 def test_a_masked_mean_is_over_those_who_hold_an_entry():
@@ -140,9 +130,6 @@ def test_what_is_received_is_what_was_sent_with_zeros_for_the_rest():
 # What travels
 
 
-N, N_HEAD = 549, 65  # of the tiny net: 40 + 444 + 65
-
-
 def counted(sent) -> tuple[int, int]:
     values, bits = count_traffic(sent)
     return int(values), int(bits)
@@ -157,18 +144,9 @@ def test_tensors_travel_whole_by_their_width():
     assert counted({"signs": torch.zeros(7, dtype=torch.bool)}) == (0, 7)
 
 
+# Lists of the selected or of the others; 1024 bits listed: the bitmap is cheaper.
 @pytest.mark.parametrize(
-    ("selected", "positions"),
-    [
-        (0, 0),
-        (10, 320),  # a list of the selected
-        (31, 992),
-        (32, 1000),  # 1024 bits listed: the bitmap is cheaper
-        (500, 1000),
-        (969, 992),  # a list of the 31 others
-        (999, 32),
-        (1000, 0),
-    ],
+    ("selected", "positions"), [(0, 0), (31, 992), (32, 1000), (500, 1000), (969, 992), (1000, 0)]
 )
 def test_masked_values_pay_the_cheapest_positions(selected, positions):
     sent = Masked({"a": torch.zeros(1000)}, {"a": torch.arange(1000) < selected})
@@ -180,12 +158,3 @@ def test_positions_are_those_of_the_whole_masked_tree():
     masks = {"a": torch.arange(600) < 20, "b": torch.arange(400) < 15}
     assert counted(Masked(values, masks)) == (35, 20 * 32 + 15 * 64 + 1000)
     assert counted(Agreed(values, masks)) == (35, 20 * 32 + 15 * 64)  # both sides know them
-
-
-def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, federation):
-    method = FedOBP(q=0.5, classifier_only=True)
-    _, outcomes = record_rounds(method, net, federation)
-    sent = N - personal_count(0.5, N_HEAD)
-    assert [outcome.traffic.values_down for outcome in outcomes] == [5 * N, 5 * sent, 5 * sent]
-    # The bitmap of the head is cheaper.
-    assert outcomes[1].traffic.bits_down == 5 * (32 * sent + N_HEAD)
