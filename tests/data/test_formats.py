@@ -43,9 +43,10 @@ def cached(folder: Path) -> list[Path]:
 COLUMNS = {f"Inertial Signals/{name}": 128 for name in har.SIGNALS} | {"X": 561}
 
 
-def activity_files(patch):
+@pytest.fixture
+def activities(tmp_path, monkeypatch):
     """The files of 5 training and 3 test windows, with their numbers by part and name."""
-    patch.setattr(har, "SIZES", {"train": 5, "test": 3})
+    monkeypatch.setattr(har, "SIZES", {"train": 5, "test": 3})
     files, numbers = {}, {}
     for part, windows, persons in (("train", 5, [1, 1, 3, 3, 30]), ("test", 3, [2, 2, 4])):
         for name, columns in COLUMNS.items():
@@ -56,12 +57,6 @@ def activity_files(patch):
         labels = np.arange(windows) + (1 if part == "train" else 4)
         files[f"{part}/y_{part}.txt"] = "".join(f"{label}\n" for label in labels)
         files[f"{part}/subject_{part}.txt"] = "".join(f"{person}\n" for person in persons)
-    return files, numbers
-
-
-@pytest.fixture
-def activities(tmp_path, monkeypatch):
-    files, numbers = activity_files(monkeypatch)
     write(tmp_path / "UCI HAR Dataset", files)
     return files, numbers
 
@@ -129,9 +124,10 @@ def tone(hertz: float, seconds: float = 1.0) -> np.ndarray:
     return 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(16_000 * seconds)) / 16_000)
 
 
-def clip_files(patch):
+@pytest.fixture
+def clips(monkeypatch):
     """Five clips of two words, by name below their folder."""
-    patch.setattr(speech_commands, "FILES", 5)
+    monkeypatch.setattr(speech_commands, "FILES", 5)
     return {
         "yes/aa_nohash_0.wav": sound(tone(440)),
         "yes/bb_nohash_0.wav": sound(tone(440, 0.5)),
@@ -140,13 +136,9 @@ def clip_files(patch):
         "no/cc_nohash_3.wav": sound(tone(880)),
         "validation_list.txt": "yes/bb_nohash_0.wav\n",
         "testing_list.txt": "yes/bb_nohash_1.wav\nno/cc_nohash_3.wav\n",
+        "_background_noise_/tap.wav": sound(tone(50, 60)),
+        "README.md": "Data Set v0.02",
     }
-
-
-@pytest.fixture
-def clips(monkeypatch):
-    others = {"_background_noise_/tap.wav": sound(tone(50, 60)), "README.md": "Data Set v0.02"}
-    return clip_files(monkeypatch) | others
 
 
 FOLDER = "SpeechCommands/speech_commands_v0.02"
@@ -167,13 +159,11 @@ def test_log_mel_by_its_definition():
     filters = speech_commands.mel_filters()
     got = speech_commands.log_mel_spectrogram(clip, filters)
     padded = np.concatenate([clip[512:0:-1], clip, clip[-2:-514:-1]])
-    window = np.hanning(1025)[:-1]
     for time in (0, 1, 17, 31):
-        power = abs(np.fft.rfft(padded[512 * time : 512 * time + 1024] * window)) ** 2
-        expected = np.log(filters @ power + 1e-6)
+        window = padded[512 * time : 512 * time + 1024] * np.hanning(1025)[:-1]
+        expected = np.log(filters @ abs(np.fft.rfft(window)) ** 2 + 1e-6)
         np.testing.assert_allclose(got[:, time], expected, rtol=1e-4, atol=1e-4)
     assert filters.shape == (32, 513)
-    assert (filters.max(1) > 0.5).all()
     # Neighbouring triangles add up to 1.
     np.testing.assert_allclose(filters[:, 20:440].sum(0), 1, atol=1e-9)
 
@@ -252,16 +242,10 @@ def test_tiny_imagenet(tmp_path, tiny):
 def cinic(monkeypatch):
     """Two images of each of the ten classes in every part."""
     monkeypatch.setattr(cinic10, "SIZE", 20)
-    kinds = (
-        *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    )
+    kinds = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     names = ("cifar10-train-{}.png", "n02119789_{}.png")
-    places = [
-        f"{part}/{kind}/{name}"
-        for part in ("train", "valid", "test")
-        for kind in kinds
-        for name in names
-    ]
+    parts = ("train", "valid", "test")
+    places = [f"{part}/{kind}/{name}" for part in parts for kind in kinds for name in names]
     return {place.format(number): picture(number, (32, 32)) for number, place in enumerate(places)}
 
 
@@ -328,14 +312,12 @@ def test_domains(tmp_path, name, monkeypatch):
     files[f"{domains[0]}/Bike/00002.png"] = picture(99, (16, 16))
     write(tmp_path / base, files)
     got = load_samples(name, tmp_path, size=16)
-    assert got.group_names == domains
+    assert (got.group_names, got.test_from) == (domains, None)
     assert got.groups.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert got.y.tolist() == [0, 1, 1, 0, 1, 0, 1, 0, 1]
     assert_promises(name, tmp_path, size=16)
-    assert got.x.shape == (9, 3, 16, 16)
-    assert np.array_equal(got.x[2], pixels(files[f"{domains[0]}/Bike/00002.png"], 16))
-    assert np.array_equal(got.x[0], pixels(files[f"{domains[0]}/Alarm_Clock/00001.jpg"], 16))
-    assert got.test_from is None
+    for row, file in ((2, "Bike/00002.png"), (0, "Alarm_Clock/00001.jpg")):
+        assert np.array_equal(got.x[row], pixels(files[f"{domains[0]}/{file}"], 16))
     if name == "office_home":
         (tmp_path / base / "Real World").rename(tmp_path / base / "RealWorld")
         assert torch.equal(load_samples(name, tmp_path, size=16).x, got.x)
@@ -404,9 +386,7 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
 WRONG = {
     "": None,
     "four labels": "1\n2\n3\n4\n",
-    "half a person": "1\n1\n3.5\n3\n4\n",
     "8 kHz": sound(tone(440), 8_000),
-    "half a clip": sound(tone(440))[:20_000],
     "an absent clip": "yes/zz.wav",
     "half a picture": picture(0, (64, 64), "JPEG")[:900],
     "another class": "val_0.JPEG\tn09\n",
@@ -416,9 +396,7 @@ WRONG = {
 """Contents of a file; None: there is none."""
 LINES = """
 har | train/y_train.txt | four labels | y_train.txt is not as published: it has [4, 1] numbers, expected [5, 1]
-har | train/subject_train.txt | half a person | subject_train.txt is not as published: cannot safely
 speech_commands | yes/aa_nohash_0.wav | 8 kHz | (1, 2, 8000), where (1, 2, 16000) are published
-speech_commands | yes/aa_nohash_0.wav | half a clip | 19956 bytes of 16000 samples
 speech_commands | testing_list.txt | an absent clip | 6 clips and names of clips, 5 are published
 tiny_imagenet | train/n01/images/n01_1.JPEG | half a picture | n01_1.JPEG is not as published: image
 tiny_imagenet | val/val_annotations.txt | another class | val_annotations.txt is not as published:
