@@ -213,14 +213,6 @@ def test_random_transforms_are_refused():
         assert "transform is random" in told
 
 
-def test_a_palette_of_a_dataset_is_no_grey():
-    picture = Image.new("RGB", (8, 8), "red").quantize(2)
-    dataset = torch.utils.data.StackDataset([picture] * 4, [0, 1] * 2)
-    held = memory.hold_data(dataset)
-    samples = datasets.load_samples("memory", Path("unused"), digest=held.digest)
-    assert samples.x[0, :, 0, 0].tolist() == [255, 0, 0]
-
-
 @pytest.mark.parametrize("names", [("train", "test"), ("Train", "val"), ("train_set", "testset")])
 def test_parts_of_a_data_set_are_no_clients(names):
     frames = {name: make_frame(y=["u", "v"]) for name in names}
