@@ -110,12 +110,17 @@ def _find_logs_on_data(run: Run) -> pd.DataFrame:
     return logs[is_scaled_alike & (logs["dataset"] == title) & (logs["setting"] == setting)]
 
 
+@cache
+def read_best() -> dict[tuple[str, str, str], float]:
+    """Return the best accuracy of each file behind the tables, by method, data set and setting."""
+    logs = read_logs()
+    logs = logs[logs["files"] == "tables"].set_index(["method", "dataset", "setting"])
+    return logs[[f"before_{number}" for number in ROUNDS]].max(axis=1).to_dict()
+
+
 def best_accuracy(method: str, dataset: str, setting: str) -> float:
     """Return the best accuracy of a method's file behind the tables, or nan."""
-    logs = read_logs().set_index(["files", "method", "dataset", "setting"])
-    place = ("tables", method, DATASET_TITLES.get(dataset, dataset), setting)
-    columns = [f"before_{number}" for number in ROUNDS]
-    return float(logs.loc[place, columns].max(axis=None)) if place in logs.index else math.nan
+    return read_best().get((method, DATASET_TITLES.get(dataset, dataset), setting), math.nan)
 
 
 def past_weight(dataset_name: str) -> float:
