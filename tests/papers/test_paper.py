@@ -163,19 +163,6 @@ def test_table_5_tells_normalisations_apart(root: Path) -> None:
     assert "q 0.9999 (published 0.999705)" in " ".join(fill("fedobp/table5", root).notes)
 
 
-def test_derived_numbers_are_the_arithmetic_of_mean_deviation_and_file() -> None:
-    """Of the cells whose deviation three equal numbers of four have."""
-    derived = [
-        column.dataset
-        for table in ("table3", "table4")
-        for row, column in itertools.product(
-            PLANS[f"fedobp/{table}"].rows, PLANS[f"fedobp/{table}"].columns
-        )
-        if row.label.endswith("momentum 0") and row.beside(column)
-    ]
-    assert len(derived) == 96
-
-
 def test_other_data_sets_stand_before_the_papers(tmp_path: Path) -> None:
     """Where there is none of these; a note says so, and commands fill the paper's alone."""
     add(tmp_path, "a", 95.0, "fedavg", dataset="digits")
@@ -303,12 +290,6 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
     table = fill("fedselect/table3", tmp_path)
     assert "Which layers the paper calls A to D is not stated" in " ".join(table.notes)
     assert "method.personalise=least,0,5,10,15,random" in " ".join(table.commands)
-
-
-def test_computed_numbers_need_no_command() -> None:
-    commands = fill_table("fedpurin/table3", []).commands
-    assert commands
-    assert not any("fedavg" in command for command in commands)
 
 
 def spu(root: Path, name: str, accuracy: float, alpha: float, early=False, **own: Any) -> Path:

@@ -9,7 +9,6 @@ import pytest
 
 from fedpfl.remote import app
 from tests.privacy.conftest import few_orders, reckoned_once  # noqa: F401
-from tests.runner.test_plugin_trial import plugin  # noqa: F401
 
 
 @pytest.fixture

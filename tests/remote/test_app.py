@@ -1,6 +1,7 @@
 """A federation as the command plays it, its grid in memory: files, going on, and what is refused."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,8 +101,9 @@ def test_what_is_refused(words, said, here):
     assert not [*here.rglob("*")]
 
 
-def test_a_plugins_method_is_tried_before_nodes_are_asked(plugin, here):
-    said = "method=modulelist: another process has other"
-    with pytest.raises(FedpflError, match=said):
-        app.run_server(InProcessGrid({}), [plugin, "method=modulelist", *WORDS])
+def test_plugins_are_tried_before_nodes_are_asked(here, monkeypatch):
+    """`tests/runner/test_plugin_trial.py` has what is tried."""
+    monkeypatch.setattr(app, "try_plugins", Mock(side_effect=FedpflError("tried")))
+    with pytest.raises(FedpflError, match="tried"):
+        app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS])
     assert not [*here.glob("outputs")]

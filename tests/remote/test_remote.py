@@ -165,14 +165,6 @@ def changed(answer: bytes, change: Callable) -> bytes:
     return wire.pack_message(*change(about, found))
 
 
-def test_too_few_answers_end_the_run():
-    played = Played(METHODS["fedavg"](), minimum=2)
-    played.remote._grid = Faulty(played.grid, 1, lambda answer: None)
-    message = r"1 of 2 clients answered after round 0, and federate\.minimum=2"
-    with pytest.raises(FedpflError, match=message):
-        played.round([2, 3])
-
-
 def test_a_node_comes_back_with_its_states(tmp_path):
     """Killed after a round and within one; the server goes back to its checkpoint, too."""
     method = METHODS["ditto"]()

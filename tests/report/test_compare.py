@@ -9,7 +9,7 @@ import pytest
 from fedpfl.report.compare import compare_groups, find_sides, paired_test
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
-from tests.report.test_report import add_columns, amend, read_refusal, write_run
+from tests.report.test_report import amend, read_refusal, write_run
 
 OBP = {"name": "fedobp", "q": 0.9}
 
@@ -79,18 +79,6 @@ def test_accuracies_and_losses_alone_are_tested(ab: tuple[Path, Path]) -> None:
     tested = {row["what"] for row in found if "p" in row}
     assert {"accuracy", "accuracy_pooled"} <= tested
     assert all("accuracy" in name or name == "loss" for name in tested)
-
-
-def test_those_judged_apart_are_compared_too(ab: tuple[Path, Path]) -> None:
-    for folder, better in zip(ab, (0, 4), strict=True):
-        for run in folder.iterdir():
-            add_columns(run, unseen_ft_accuracy_worst10=[None, 60 + better, None, 60 + better])
-    compared = between(*ab)
-    numbers = final(compared, "unseen_ft_accuracy_worst10")
-    assert (numbers["a"], numbers["difference"]) == (60, 4)
-    text = render(compared[1])
-    assert "clients that never take part" in text
-    assert "worst 10%, fine-tuned" in text
 
 
 def test_only_common_seeds_are_paired(tmp_path: Path) -> None:

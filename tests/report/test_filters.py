@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fedpfl.report.filters import apply_filters, is_filter
 from tests.conftest import read_cases
 from tests.data.promises import one_line
 from tests.report.test_listing import HOUR, age
-from tests.report.test_report import read_csv, read_output, write_run
+from tests.report.test_report import read_output, read_refusal, write_run
 
 CONFIGS: list[dict[str, Any]] = [
     {"method": {"name": "fedavg"}, "local": {"lr": 0.1, "betas": [0.9, 0.999]}, "note": None},
@@ -71,48 +69,28 @@ def test_filters_and_paths() -> None:
     assert not any(map(is_filter, ("./method=a", "out/method=a", "outputs")))
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Two experiments; the directory of a killed run and two that nobody can read."""
-    write_run(tmp_path / "one" / "fedavg" / "k" / "seed0")
-    write_run(tmp_path / "one" / "fedper" / "k" / "seed0", {4: 90.0}, method="fedper")
-    digits: dict[str, Any] = {"dataset": {"name": "digits"}, "method": {"name": "fedper"}}
-    write_run(tmp_path / "two" / "fedper" / "k" / "seed0", **digits)
-    write_run(tmp_path / "two" / "fedper" / "k" / "seed1", {2: 1.0}, "running", 2, seed=1, **digits)
-    (write_run(tmp_path / "broken" / "a") / "config.yaml").unlink()
-    path = write_run(tmp_path / "broken" / "b", seed=5) / "summary.json"
-    path.write_text(path.read_text()[:40])
-    for folder in (*tmp_path.glob("*/*/k/*"), *(tmp_path / "broken").iterdir()):
-        age(folder, HOUR)
-    return tmp_path
-
-
-def test_commands_take_filters(root: Path, capsys: pytest.CaptureFixture) -> None:
-    table = read_output(capsys, "tables", "method=fedper", root, "--format", "csv")[0]
-    labels = [(row["dataset"], row["method"]) for row in read_csv(table)]
-    assert labels == [("Digits", "FedPer"), ("FMNIST", "FedPer")]
-    err = read_output(capsys, "compare", root, "method=fedper", "dataset=digits", code=2)[1]
-    alone = "holds 1 configuration in readable runs where compare takes 2"
-    assert f"fedpfl: {root} {alone}" in err
-    for command in ("paper", "clean"):
-        err = read_output(capsys, command, root, "method=fedpre", code=2)[1]
-        there = "no such run here; there are: fedavg, fedper; did you mean fedper?"
-        assert err.endswith(f"fedpfl: method=fedpre: {there}\n")
-
-
-def test_one_dead_run_has_one_state_everywhere(root: Path, capsys: pytest.CaptureFixture) -> None:
+def test_one_dead_run_has_one_state_everywhere(tmp_path: Path, capsys: Any) -> None:
     """Of a killed run, and of directories that are half written, wherever they are told of."""
-    rows = json.loads(read_output(capsys, "ls", root, "--format", "json")[0])
+    write_run(tmp_path / "whole", method="fedper")
+    killed = write_run(tmp_path / "killed", {2: 1.0}, "running", 2, seed=1, method="fedper")
+    (write_run(tmp_path / "a") / "config.yaml").unlink()
+    path = write_run(tmp_path / "b", seed=5) / "summary.json"
+    path.write_text(path.read_text()[:40])
+    for folder in tmp_path.iterdir():
+        age(folder, HOUR)
+    rows = json.loads(read_output(capsys, "ls", tmp_path, "--format", "json")[0])
     statuses = {row["path"]: row["status"] for row in rows}
-    assert statuses.pop(str(root / "two" / "fedper" / "k" / "seed1")) == "interrupted"
-    assert sorted(statuses.values()) == ["broken", "broken", "finished", "finished", "finished"]
-    out, err = read_output(capsys, "tables", root)
+    assert statuses.pop(str(killed)) == "interrupted"
+    assert sorted(statuses.values()) == ["broken", "broken", "finished"]
+    out, err = read_output(capsys, "tables", tmp_path, "method=fedper")
     assert "1 finished, 1 interrupted left out" in out
     for name, reason in (
         ("a", "no config.yaml; the run never"),
         ("b", "summary.json cannot be read: JSONDecodeError"),
     ):
-        assert f"skipped {root / 'broken' / name}: broken: {reason}" in err
-    out, err = read_output(capsys, "clean", root, "--status", "interrupted,broken", code=2)
+        assert f"skipped {tmp_path / name}: broken: {reason}" in err
+    out, err = read_output(capsys, "clean", tmp_path, "--status", "interrupted,broken", code=2)
     assert "interrupted 2/4  " in out
-    assert f"left {root / 'broken' / 'b'}, broken: nothing says that fedpfl wrote it" in err
+    assert f"left {tmp_path / 'b'}, broken: nothing says that fedpfl wrote it" in err
+    message = "no such run here; there are: fedper; did you mean fedper?"
+    assert read_refusal(capsys, "clean", tmp_path, "method=fedpre") == f"method=fedpre: {message}"

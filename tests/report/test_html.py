@@ -269,19 +269,6 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
             assert page.figure("masks")["data"][0]["y"][0].startswith("&lt;/script&gt;")
 
 
-def test_broken_directories_are_named(root, capsys):
-    (root / "a/fedavg/k2/seed0" / "summary.json").write_text("{")
-    (root / "a/fedobp/k1/seed1" / "clients.csv").write_text("number\n1\n")
-    assert main(["html", str(root)]) == 0
-    assert "skipped" in capsys.readouterr().err
-    page = Page(root / "report" / "a.html")
-    assert f"{root / 'a/fedavg/k2/seed0'}: summary.json cannot be read" in page.text
-    lacking = f"{root / 'a/fedobp/k1/seed1'}: clients.csv lacks the column client"
-    assert f"without clients: {lacking}" in page.text
-    assert len(page.traces("clients", "FedOBP")[0]["x"]) == 10
-    assert not page.traces("curves", "FedAvg")
-
-
 def test_a_run_without_evaluation_or_traffic(tmp_path: Path) -> None:
     run = tmp_path / "x/fedavg/k/seed0"
     run.mkdir(parents=True)

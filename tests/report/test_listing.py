@@ -110,14 +110,6 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     holder.communicate("")
 
 
-def test_the_reason_is_told_and_a_run_without_rounds_is_not_broken(tmp_path: Path) -> None:
-    run = amend(write_run(tmp_path / "run", status="failed", reached=2), error="OSError: no\nroom")
-    found = load.inspect_directory(run)
-    assert (found.status_text, found.reason) == ("failed 2/4", "OSError: no room")
-    (run / "rounds.csv").unlink()
-    assert load.inspect_directory(run).status_text == "failed 0/4"
-
-
 # Twelve lines of aliases that are billions of values
 BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 BROKEN = r"""

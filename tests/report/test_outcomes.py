@@ -99,13 +99,3 @@ def test_a_method_looks_alike_in_figures_and_on_pages(tmp_path):
             assert styles.number_styles([group])[group.method] == together[group.method]
     assert len({number % len(styles.COLORS) for number in together.values()}) == len(names)
     assert len(figures.MARKERS) == len(drawing._SYMBOLS)
-
-
-def test_a_users_method_looks_alike_without_fedavg(root, monkeypatch):
-    run(root / "mine/seed0", PERSONAL, method={"name": "mine"})  # would have FedAvg's colour
-    seen = {}
-    for kind in ("clients", "gains"):
-        seen[kind] = set()
-        monkeypatch.setattr(outcomes, "line_style", lambda n, k=kind: seen[k].add(n) or {})
-        draw(kind, root, monkeypatch)
-    assert seen["gains"] < seen["clients"]

@@ -64,16 +64,6 @@ def test_a_quantile_is_named_where_there_is_another(tmp_path, capsys):
         assert [row["method"] for row in table(capsys, tmp_path, *words)] == labels
 
 
-def test_rounds_that_were_not_played_are_told(tmp_path, capsys):
-    write_run(tmp_path / "a", {4: 70.0}, rounds=400, partition="published")
-    (row,) = table(capsys, tmp_path)
-    assert (row["round"], row["status"]) == ("4", "finished 4/400")
-    words = ("paper", "fedobp/table4", tmp_path, "--select", "last")
-    text = text_of(read_output(capsys, *words)[0])
-    assert "70.00°" in text
-    assert "not all planned rounds: the last evaluation that there is (finished 4/400)" in text
-
-
 def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path, capsys):
     for seed, fingerprint in enumerate(("aa11", "aa11", "bb22")):
         amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), read=fingerprint)
@@ -104,18 +94,6 @@ def test_traffic_is_divided_by_those_that_took_part(tmp_path, capsys):
 
 
 # Hostile directories
-
-
-def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path, capsys):
-    """tests/report/test_listing.py has more ways to break one."""
-    write_run(tmp_path / "x" / "whole")
-    write_run(tmp_path / "x" / "list", seed=1, method={"name": "fedavg", "ema": [1]})
-    add_columns(write_run(tmp_path / "x" / "words", seed=2), accuracy="good")
-    for command in ("tables", "html", "ls"):
-        out, err = read_output(capsys, command, tmp_path)
-        assert len(re.findall(r"^broken ", out, re.MULTILINE)) == 2 * (command == "ls")
-        skipped = re.findall(rf"^skipped {tmp_path}/x/(\w+): broken: .", err, re.MULTILINE)
-        assert sorted(skipped) == ["list", "words"] * (command != "ls")
 
 
 # Text

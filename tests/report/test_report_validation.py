@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.subflot.tables import measure_domain
-from fedpfl.report import groups, runs
+from fedpfl.report import runs
 from fedpfl.report.load import read_run
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
@@ -80,26 +79,6 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert "the participation gap, mean before minus unseen mean, in points" in text
     names = list(table.frame)
     assert names.index("val_accuracy") == names.index("ft_accuracy_pooled_seed_std") + 1
-
-
-def test_papers_tables_choose_by_validation_too(root: Path) -> None:
-    def filled(rule: Selection) -> tuple[list[float], str]:
-        table = fill_table("fedobp/table4", groups(runs(root)), rule)
-        frame = table.frame[table.frame["setting"].str.contains("0.1")]
-        frame = frame[frame["dataset"] == "FMNIST"]
-        frame = frame[frame["row"].isin(["FedAvg, momentum 0.7", "FedPer, momentum 0.7"])]
-        return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
-
-    (fedavg, fedper), text = filled(Selection(select="validation", every=100))
-    assert fedavg == 67.5
-    assert fedper != fedper
-    assert "at each run's first evaluation of the best validation accuracy" in text
-    why = "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST"
-    assert why in text
-    assert text.count("on test data") == 0
-    (fedavg, fedper), text = filled(Selection(select="best-checkpoint"))
-    assert (fedavg, fedper) == (80.0, 80.0)
-    assert text.count("on test data") == 1
 
 
 def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
