@@ -65,11 +65,7 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> Any:
-        match = re.search(
-            r'<script type="application/json" id="data">(.*?)</script>', self.source, re.S
-        )
-        assert match
-        return json.loads(match[1])
+        return json.loads(self.source.partition(' id="data">')[2].partition("</script>")[0])
 
     def figure(self, section: str, *options: str) -> dict[str, Any]:
         """The first chart of a section that stands for these options."""

@@ -10,8 +10,6 @@ from fedpfl.report import runs
 from fedpfl.report.load import read_run
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
-from tests.data.promises import one_line
-from tests.report.test_compare import between, final, notes, told_runs
 from tests.report.test_html import write_clients
 from tests.report.test_report import add_columns, row_of, write_run
 
@@ -89,21 +87,6 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     assert len(run.clients) == 4
     write_clients(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read_run(run.path).participating_clients) == 4
-
-
-def test_configurations_are_compared_at_their_best_validation_round(root, tmp_path):
-    first, second = (tmp_path / side for side in "ab")
-    hold_out(write_run(first / "0", TEST), {1: 1.0, 2: 2.0, 3: 4.0, 4: 3.0})
-    hold_out(write_run(second / "0", TEST, method="fedper"), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0})
-    compared = between(first, second, select="validation")
-    accuracy = final(compared, "accuracy")
-    assert [accuracy[key] for key in ("a", "b", "difference")] == [75.0, 60.0, -15.0]
-    assert final(compared, "ft_accuracy")["a"] == 77.0
-    assert told_runs(compared)["judged round"] == ("3", "1")
-    assert any("best validation accuracy." in note for note in notes(compared))
-    assert final(between(first, second), "accuracy")["difference"] == 0.0
-    told = one_line(lambda: between(first, root / "fedper", select="validation"))
-    assert "FedPer on FMNIST, Dir(0.1): no samples are held out to choose a round by" in told
 
 
 def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
