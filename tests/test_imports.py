@@ -120,7 +120,9 @@ def test_the_engine_knows_no_methods_name():
         assert not texts & REGISTERED, f"{path} names {texts & REGISTERED}"
 
 
-GROUND = tuple(f"fedpfl.ground.{room}" for room in ("tree", "errors", "ranges", "casting", "tasks"))
+GROUND = tuple(
+    f"fedpfl.ground.{room}" for room in ("tree", "errors", "ranges", "casting", "tasks", "survival")
+)
 METHOD_PARTS = (*GROUND, "fedpfl.models", "fedpfl.methods.shared")
 
 

@@ -26,7 +26,7 @@ from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.identity import identity
-from fedpfl.ground.tasks import TASKS, Task, require_classification
+from fedpfl.ground.tasks import SURVIVAL, TASKS, Task, require_classification
 from fedpfl.methods import SEES, Method
 from fedpfl.privacy import Privacy, SamplePrivacy
 from fedpfl.record.columns import METRICS
@@ -158,7 +158,16 @@ def _list_exclusions(plan: Plan) -> list[tuple[bool, str]]:
     }
     is_about_clients = plan.method.pools_samples and any(of_clients.values())
     chosen = ", ".join(group for group, value in of_clients.items() if value)
+    is_survival = plan.task is SURVIVAL
     return [
+        (
+            is_survival and isinstance(plan.privacy, SamplePrivacy),
+            "privacy=sample clips gradients of single samples, and task=survival compares samples",
+        ),
+        (
+            plan.eval.horizon is not None and not is_survival,
+            "eval.horizon is for task=survival; leave it out",
+        ),
         (
             is_about_clients,
             f"{method_choice} trains on the samples of all clients together, and {chosen} is about"

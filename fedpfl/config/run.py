@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedpfl import engine, models
 from fedpfl.config import origin
 from fedpfl.config.dealing import DealtData, Share, deal_data, share_nothing
@@ -20,6 +22,7 @@ from fedpfl.data.heterogeneity import Heterogeneity
 from fedpfl.engine import Clock
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import SURVIVAL
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.privacy import Account, SampleAccount, SamplePrivacy, SampleProtection, Secret
@@ -78,6 +81,16 @@ class Run(Plan):
             adversary=_make_adversary(self, federation, newcomers),
             world=world,
         )
+
+    @property
+    def horizon(self) -> float | None:
+        """Return the time at which survival is judged, None in other tasks."""
+        if self.task is not SURVIVAL:
+            return None
+        if self.eval.horizon:
+            return self.eval.horizon
+        times = self.federation.y[torch.cat(list(self.federation.train)), 0]
+        return float(times.median())
 
     @property
     def client_account(self) -> Account | None:

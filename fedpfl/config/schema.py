@@ -26,6 +26,7 @@ class Eval(Checked):
     finetune_part: Literal["all", "head"] | tuple[Literal["all", "head"], ...]
     classes: Literal["all", "own"] = "all"
     common: bool = False
+    horizon: Annotated[float, Above(0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +86,7 @@ class Settings(Checked):
     validation: Annotated[float, AtLeast(0), Below(1)]
     unseen: Annotated[float, AtLeast(0), Below(1)]
     unseen_groups: tuple[str, ...]
-    task: Literal["classification", "multilabel", "regression"]
+    task: Literal["classification", "multilabel", "regression", "survival"]
     metrics: tuple[str, ...]
     data_dir: str
     device: str

@@ -19,7 +19,7 @@ from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_h
 from fedpfl.data.partition import Partition
 from fedpfl.data.partition.common import make_site_generator
 from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, find_task
+from fedpfl.ground.tasks import CLASSIFICATION, Task, find_task
 
 # Streams of random numbers beside the partition's, which has the seed alone.
 VALIDATION_STREAM = 1
@@ -145,14 +145,14 @@ class Federation:
     def label_counts(self) -> Tensor:
         """Count samples per client and class, int64 `[clients, classes]`, on the CPU.
 
-        Of several labels those with a label are counted; in a regression, or where samples are at
-        nodes, the result has no columns.
+        Of several labels those with a label are counted; where labels are numbers, or samples are
+        at nodes, the result has no columns.
         """
         return self._label_counts.clone()
 
     @cached_property
     def _label_counts(self) -> Tensor:
-        if self.is_elsewhere or self.task is REGRESSION:
+        if self.is_elsewhere or self.task.output:
             return torch.zeros((self.clients, 0), dtype=torch.int64)
         labels = self.y.cpu()
         counts = []

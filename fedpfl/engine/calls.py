@@ -125,6 +125,7 @@ class EvalCall:
         measures: Names of measures to compute for each client as well: of `measures.MEASURES`,
             `measures.SUMMED_MEASURES`, of those of plugins, or of `Task.measures`, or
             `measures.INTERVAL`.
+        horizon: The time at which survival is judged.
         common_federation: Clients that lend their test samples to evaluate each model; counts
             are `[clients, clients of common_federation]`.
     """
@@ -139,6 +140,7 @@ class EvalCall:
     measures: tuple[str, ...] = ()
     common_federation: Federation | None = None
     wants_models: bool = False
+    horizon: float | None = None
 
     @property
     def draws(self) -> Draws:

@@ -9,7 +9,7 @@ from fedpfl.engine.calls import Counts
 from fedpfl.engine.measures import SUMMED_MEASURES, score_measure
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.intervals import HIGH, LOW, wilson_interval
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, SURVIVAL, Task
 
 Columns = dict[str, float | None]
 """Values of a row by column; None where one is undefined."""
@@ -121,6 +121,9 @@ def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
         variation = counts.measures["label_spread"]
         r2 = torch.where(variation > 0, 1 - errors / variation, torch.nan)
         return {"rmse": (errors / counts.total).sqrt(), "r2": r2}
+    if task is SURVIVAL:
+        concordance = 100 * counts.measures["concordant"] / counts.measures["comparable"]
+        return {"concordance": concordance, "brier": counts.measures["brier"]}
     columns = {}
     if task is CLASSIFICATION:
         columns["accuracy"] = rates_per_client(counts)
@@ -141,6 +144,12 @@ def _pooled_scores(counts: Counts, task: Task) -> Columns:
     """Return the scores of all clients' samples together, where a task has any."""
     if task is CLASSIFICATION:
         return {"accuracy_pooled": pooled_accuracy(counts)}
+    if task is SURVIVAL:
+        # Pairs of one client alone: risks by different models have no scale in common.
+        pairs = counts.measures["concordant"].sum() / counts.measures["comparable"].sum()
+        brier = (counts.total * counts.measures["brier"]).nansum() / counts.total.sum()
+        means = {"concordance_pooled": 100 * pairs, "brier_pooled": brier}
+        return {name: mean_of_defined(value) for name, value in means.items()}
     if task is not REGRESSION:
         return {}
     total = counts.total.sum()

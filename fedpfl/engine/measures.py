@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.intervals import HIGH, LEVEL, LOW
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, Task, find_task
+from fedpfl.ground.survival import Horizon, count_pairs, measure_survival
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, Task, find_task
 from fedpfl.ground.vision import load_torchvision
 
 BINS = 15
@@ -148,7 +149,9 @@ def score_measure(name: str, values: Tensor, task: Task) -> Tensor:
     return 100 * values.double()
 
 
-def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+def compute_measures(
+    names: Sequence[str], outputs: Tensor, y: Tensor, horizon: Horizon | None = None
+) -> dict[str, Tensor]:
     """Return a client's measures; those of classes and labels as shares, float32.
 
     Of SUMMED_MEASURES they are outcomes, int64 `[classes, 4]`; a plugin's are float64.
@@ -159,6 +162,7 @@ def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[s
         names: Of MEASURES, SUMMED_MEASURES and PLUGIN_MEASURES, or `Task.measures`, or INTERVAL.
         outputs: The network's, `[samples, classes]`.
         y: Labels, in the form of their task.
+        horizon: Of survival.
 
     Returns:
         Each measure by name; nan where one is undefined.
@@ -169,6 +173,8 @@ def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[s
         measures = _resample_score(outputs, y, task)
     if task is REGRESSION:
         return measures | _regression_sums(outputs, y)
+    if horizon:
+        return measures | measure_survival(outputs.squeeze(1), y, horizon)
     if task is MULTILABEL:
         # In double precision, where sure outputs stay apart. Logits: 0 is a probability of a half.
         probabilities, predicted = outputs.double().sigmoid(), outputs > 0
@@ -263,6 +269,9 @@ def _resample_score(outputs: Tensor, y: Tensor, task: Task) -> dict[str, Tensor]
         outputs, y = outputs.double().cpu(), y.cpu()
         if task is REGRESSION:
             scores = (weights @ (outputs.squeeze(1) - y).square() / count).sqrt()
+        elif task is SURVIVAL:
+            concordant, comparable = count_pairs(outputs.squeeze(1), y, weights)
+            scores = 100 * concordant / comparable
         else:
             scores = 100 * _mean_label_auroc(outputs, y, weights)
     levels = torch.tensor([LEVEL / 2, 1 - LEVEL / 2], dtype=torch.float64)

@@ -44,7 +44,7 @@ OPTIONS_OFF: dict[str, Any] = {
     "unseen_groups": [],
     "metrics": [],
     "task": "classification",
-    "eval": {"common": False, "classes": "all"},
+    "eval": {"common": False, "classes": "all", "horizon": None},
     "model": {"weights": None, "overlap": False, "projection": 0, "head": None},
     "adapter": {"name": "none", "pairs": 1},
     "privacy": {"name": "none", "seed": None, "public_weights": False},

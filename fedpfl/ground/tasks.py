@@ -27,6 +27,8 @@ class Task:
         unit: Of the score: %, or nothing where it is in units of the labels.
         is_higher_better: Which end of the score is the better one.
         measures: The counts of a client's predictions beside the loss.
+        second_score: The column that tables show beside the score.
+        output: What a network answers, where it is no logit for each class or label.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Task:
     unit: str
     is_higher_better: bool
     measures: tuple[str, ...] = ()
+    second_score: str = "f1"
+    output: str = ""
 
     def is_better(self, score: float | None, other: float | None) -> bool:
         """Return True if a score beats the second. None and nan lose to any number."""
@@ -76,15 +80,31 @@ REGRESSION = Task(
     unit="",
     is_higher_better=False,
     measures=("squared_error", "label_mean", "label_spread"),
+    second_score="r2",
+    output="a number",
 )
-TASKS = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION)}
+SURVIVAL = Task(
+    name="survival",
+    labels="a time and an event (1, or 0 if censored) [samples, 2]",
+    score="concordance",
+    score_word="concordance",
+    unit="%",
+    is_higher_better=True,
+    measures=("concordant", "comparable", "brier"),
+    second_score="brier",
+    output="a log hazard",
+)
+TASKS = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL)}
 """By the value of the key `task`."""
 
 
 def find_task(y: Tensor) -> Task:
-    """Return the task of labels: floats are regression, bools multilabel, integers classes."""
+    """Return the task of labels: floats are regression, pairs of them survival.
+
+    Bools are multilabel, integers classes.
+    """
     if y.dtype.is_floating_point:
-        return REGRESSION
+        return SURVIVAL if y.dim() == 2 else REGRESSION
     return MULTILABEL if y.dim() == 2 else CLASSIFICATION
 
 

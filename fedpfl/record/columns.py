@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.records import Record
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, TASKS, Task
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, TASKS, Task
 
 SPLITS = {"test": "", "validation": "val_", "unseen": "unseen_"}
 """The samples that models are evaluated on, each with the prefix of its columns.
@@ -96,9 +96,8 @@ def validation_column(task: Task = CLASSIFICATION) -> str:
 def task_of_columns(columns: Container[str]) -> Task:
     """Return the task of a run with these columns."""
     # Not by the score alone: AUROC may be a further metric of classification.
-    if f"{REGRESSION.score}_worst10" in columns:
-        return REGRESSION
-    return MULTILABEL if f"{MULTILABEL.score}_worst10" in columns else CLASSIFICATION
+    tasks = (task for task in TASKS.values() if f"{task.score}_worst10" in columns)
+    return next(tasks, CLASSIFICATION)
 
 
 def _read_metrics() -> dict[str, Metric]:

@@ -56,6 +56,7 @@ class PartitionRecord:
         client_names: left out if empty.
         class_names: of the picture, which has numbers without.
         sizes: of the picture, where label counts do not add up to them.
+        survival: Kaplan-Meier's curves, `[rows, 3]`: client, time, share; left out if empty.
     """
 
     train: Sequence[np.ndarray]
@@ -68,6 +69,7 @@ class PartitionRecord:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    survival: Sequence[Sequence[float]] = ()
 
 
 class RunDirectory:
@@ -274,7 +276,7 @@ class RunDirectory:
             if len(parts):
                 arrays[f"{name}_indices"] = np.concatenate(parts).astype(np.int64)
                 arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        for name in ("unseen", "client_names", "samples_digest"):
+        for name in ("unseen", "client_names", "samples_digest", "survival"):
             values = getattr(record, name)
             if len(values):
                 arrays[name] = np.array(values)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, SURVIVAL, Task
 from fedpfl.record.columns import ATTACK_OPTION, METRICS, Metric, column_names, validation_column
 from fedpfl.report.grouping import (
     Group,
@@ -267,7 +267,7 @@ def _default_columns(task: Task, shown_groups: Sequence[Group]) -> dict[str, int
         if name in COLUMNS and COLUMNS[name].group != "published" and not is_of_points:
             columns[name] = spare
         if key == "accuracy_worst10":
-            columns["r2" if task is REGRESSION else "f1"] = 2
+            columns[task.second_score] = 2
     return columns
 
 
@@ -311,8 +311,8 @@ def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequen
         metric = METRICS.get(key)
         if metric is None or key == validation_column(shown_groups[0].task):
             continue
-        # Errors are scores of a regression, and losses of other tasks none.
-        is_error = metric.is_evaluated and metric.tasks == (REGRESSION.name,)
+        # Errors are scores of a regression and of survival, and losses of other tasks none.
+        is_error = metric.is_evaluated and metric.tasks in ((REGRESSION.name,), (SURVIVAL.name,))
         if metric.best == "max" or (metric.best == "min" and is_error):
             for _, block_indices in table.blocks():
                 row_indices = [row for row in block_indices if not shown_groups[row].is_upper_line]

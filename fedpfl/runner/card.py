@@ -15,7 +15,7 @@ from fedpfl.config.messages import describe_choice
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.intervals import HIGH, LOW
 from fedpfl.ground.records import Record, Values
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, configured_task
+from fedpfl.ground.tasks import CLASSIFICATION, Task, configured_task
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _make_header(run: Trained, title: str, score: Values, license: str) -> Recor
     dataset = config["dataset"]["name"]
     kind = run.summary.get("input", {}).get("kind")
     pipeline = PIPELINES.get(kind, "other")
-    if task is REGRESSION:
+    if task.output:
         pipeline = "tabular-regression" if kind == "signals" else "other"
     result = {
         "task": {"type": pipeline},
@@ -182,8 +182,8 @@ def _list_public_datasets(dataset: Values) -> list[str]:
 def _describe_outputs(run: Trained) -> str:
     """Describe the network's output, such as logits of its classes."""
     task = configured_task(run.config)
-    if task is REGRESSION:
-        return "a number, `[samples, 1]`"
+    if task.output:
+        return f"{task.output}, `[samples, 1]`"
     things = "classes" if task is CLASSIFICATION else "labels"
     if run.classes:
         return f"logits of the {things} {', '.join(map(_format_cell, run.classes))}, in this order"

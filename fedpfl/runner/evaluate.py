@@ -184,6 +184,7 @@ def _make_call(
         before_evaluation=make_adaptation(run, state),
         measures=(*run.settings.metrics, *run.task.measures, *intervals),
         common_federation=common,
+        horizon=run.horizon,
     )
 
 

@@ -10,7 +10,8 @@ from fedpfl.config.messages import describe_choice
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.ground.records import Record
-from fedpfl.ground.tasks import CLASSIFICATION
+from fedpfl.ground.survival import estimate_survival
+from fedpfl.ground.tasks import CLASSIFICATION, SURVIVAL
 from fedpfl.record.rundir import PartitionRecord
 
 
@@ -79,7 +80,19 @@ class ClientTable:
             client_names=self.client_names,
             class_names=federation.class_names,
             sizes=() if has_classes else tuple(self.sample_counts.tolist()),
+            survival=self._trace_survival() if federation.task is SURVIVAL else (),
         )
+
+    def _trace_survival(self) -> list[list[float]]:
+        """Return Kaplan-Meier's curve of each client's samples, as the page draws it."""
+        rows: list[list[float]] = []
+        for number, (federation, client) in enumerate(self._clients):
+            splits = [federation.train, federation.validation, federation.test]
+            own = torch.cat([split[client] for split in splits if split])
+            times, shares = estimate_survival(federation.y.cpu()[own.cpu()])
+            rows.append([number, 0.0, 1.0])
+            rows += [[number, *step] for step in zip(times.tolist(), shares.tolist(), strict=True)]
+        return rows
 
     def make_rows(self, columns: dict[str, dict[int, float]]) -> list[Record]:
         """Return the rows of clients.csv.

@@ -16,7 +16,7 @@ from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
 from fedpfl.ground.records import Record, Values
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION
+from fedpfl.ground.tasks import CLASSIFICATION, SURVIVAL
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
@@ -197,8 +197,8 @@ def list_notes(run: Run) -> list[str]:
 
 def _describe_labels(federation: Federation) -> str:
     """Describe the labels of a data set."""
-    if federation.task is REGRESSION:
-        return "a number each"
+    if federation.task.output:
+        return f"{'a time and an event' if federation.task is SURVIVAL else 'a number'} each"
     things = "classes" if federation.task is CLASSIFICATION else "labels"
     return f"{federation.classes} {things}"
 

@@ -14,7 +14,7 @@ from torch import nn
 import fedpfl
 from fedpfl.config.plan import check_config
 from fedpfl.data.datasets import load_samples
-from fedpfl.ground.tasks import MULTILABEL, REGRESSION, find_task
+from fedpfl.ground.tasks import MULTILABEL, REGRESSION, SURVIVAL, find_task
 from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.record.columns import round_columns
@@ -41,7 +41,7 @@ from tests.conftest import (
 from tests.data.promises import one_line
 
 SITES = 6
-OTHERS = [MULTILABEL, REGRESSION]
+OTHERS = [MULTILABEL, REGRESSION, SURVIVAL]
 WORDS = (
     *("dataset=npz", "partition=groups", f"clients={SITES}", "participation=0.5", "model=mlp"),
     *("rounds=4", "eval.every=2", "local.epochs=1", "checkpoint.seconds=0", "method=fedper"),
@@ -55,6 +55,8 @@ def make_arrays(task, seed=0):
     y = x[:, 0] + 0.3 * groups + 0.1 * rng.normal(size=len(x))
     if task is MULTILABEL:
         y = np.stack([y > 0.5, x[:, 1] > 0, x[:, 2] > 1], 1).astype(np.int8)
+    if task is SURVIVAL:
+        y = np.stack([np.exp(-y).round(1) + 0.1, rng.random(len(x)) < 0.7], 1)
     return {"x": x, "y": y, "groups": groups}
 
 
@@ -102,6 +104,13 @@ def test_measures_of_labels_are_those_of_several_labels():
         ("multilabel", np.arange(4), "y must be 0 and 1 [samples, labels], got int64 [4]"),
         ("multilabel", np.eye(4) + 1, "found 2.0"),
         ("regression", np.eye(4), "y must be floats [samples], got float64 [4, 4]"),
+        (
+            "survival",
+            np.eye(4),
+            "y must be a time and an event (1, or 0 if censored) [samples, 2], got",
+        ),
+        ("survival", np.full((4, 2), 2), "found [2, 2]"),
+        ("survival", np.array([[-1, 1]] * 4), "found [-1, 1]"),
         ("regression", np.array([0, 1, np.inf, 2]), "not finite"),
     ],
 )
@@ -131,13 +140,15 @@ def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
     rng = np.random.default_rng(0)
     for site in ("a", "b"):
         frame = pd.DataFrame(rng.normal(size=(9, 2)), columns=["x", "age"])
-        table = frame.assign(flu=frame["x"] > 0, cold=[0, 1, 0] * 3)
+        table = frame.abs().assign(flu=frame["x"] > 0, cold=[0, 1, 0] * 3)
         table.to_csv(tmp_path / f"{site}.csv", index=False)
     read = {"path": tmp_path, "categories": ()}
     got = load_samples("sites", tmp_path, **read, label="age", task="regression")
     assert (find_task(got.y), got.x.shape, got.class_names) == (REGRESSION, (18, 3), ())
     got = load_samples("sites", tmp_path, **read, label=("flu", "cold"), task="multilabel")
     assert (got.y.shape, got.class_names) == ((18, 2), ("flu", "cold"))
+    got = load_samples("sites", tmp_path, **read, label=("x", "flu"), task="survival")
+    assert (find_task(got.y), got.classes, got.y[:, 1].unique().tolist()) == (SURVIVAL, 1, [0, 1])
     two = lambda task: load_samples("sites", tmp_path, **read, label=("flu", "age"), task=task)  # noqa: E731
     assert "names 2 columns" in one_line(lambda: two("classification"))
     assert "a.csv: y must be 0 and 1" in one_line(lambda: two("multilabel"))
@@ -162,7 +173,8 @@ def test_every_method_trains_on_labels_of_each_task_or_says_that_it_needs_classe
     rng = torch.Generator().manual_seed(1)
     several = torch.rand(len(whole.y), 3, generator=rng) < 0.2 + 0.15 * whole.y[:, None]
     number = whole.y / 2 + 0.3 * torch.randn(len(whole.y), generator=rng)
-    for y, classes in ((several, 3), (number, 1)):
+    times = torch.stack([number.abs().ceil(), (number > 0.2).float()], 1)
+    for y, classes in ((several, 3), (number, 1), (times, 1)):
         federation = dataclasses.replace(whole, y=y, classes=classes)
         net, told = make_net(classes, method.pairs), {}
         for backend in BACKENDS:
@@ -181,7 +193,9 @@ def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives
     text = play_run(tmp_path / "whole", *words)
     assert f"all clients {task.score_word} " in text.splitlines()[-1]
     assert "accuracy" not in text
-    assert ("cohort's loss" in text, "a number each" in text) == (True, task is REGRESSION)
+    labels_text = {MULTILABEL: "3 labels", REGRESSION: "a number each", SURVIVAL: "an event each"}
+    assert "cohort's loss" in text
+    assert labels_text[task] in text
     whole = fedpfl.load(tmp_path / "whole")
     rows = pd.read_csv(tmp_path / "whole" / "rounds.csv")
     wanted = round_columns(validation=True, unseen=True, task=task)
@@ -252,18 +266,21 @@ def test_tables_and_pages_are_of_the_tasks_score(finished, task, tmp_path):
     assert "accuracy" not in text.lower()
     assert {task.score, f"{task.score}_worst10"} <= {*table.frame}
     best = table.frame[task.score].agg("idxmin" if task is REGRESSION else "idxmax")
-    position = [c.heading for c in table.columns].index("RMSE" if task is REGRESSION else "AUROC")
+    heading = {MULTILABEL: "AUROC", REGRESSION: "RMSE", SURVIVAL: "concordance"}[task]
+    position = [c.heading for c in table.columns].index(heading)
     assert table.rows[best][position].mark == "best"
     (page,) = html.write_pages([finished / task.name], tmp_path, table=accuracy_table)
     shown = page.read_text().partition("<script")[0] + page.read_text().rpartition("</script>")[2]
-    assert f"<h2>{task.score_word}</h2>" in page.read_text()
+    title = task.score_word.capitalize() if task.unit else task.score_word
+    assert f"<h2>{title}</h2>" in page.read_text()
+    assert ("<h2>Survival</h2>" in page.read_text()) == (task is SURVIVAL)
     assert "<h2>Accuracy</h2>" not in shown
 
 
 def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
     message = one_line(lambda: accuracy_table(runs(finished)))
     assert message == (
-        "these runs are of several tasks (multilabel, regression), which have no score in common; "
+        "these runs are of several tasks (multilabel, regression, survival), which have no score in common; "
         "choose some with task=multilabel"
     )
     entries = listing.list_entries(read_directories([finished]))

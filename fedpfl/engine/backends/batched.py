@@ -46,6 +46,7 @@ from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.seeding import seeded_by_key
+from fedpfl.ground.survival import Horizon
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
@@ -254,7 +255,10 @@ class BatchedBackend(Backend):
             for row, indices in zip(rows, samples, strict=True):
                 labels.append(row.federation.y[tree.send(indices, device)])
             classes = rows[0].federation.classes
-            measures = _compute_row_measures(metrics, logits_of_batches, labels, classes)
+            horizons = [horizon for job in jobs for horizon in _list_horizons(job)]
+            measures = _compute_row_measures(
+                metrics, logits_of_batches, labels, classes, horizons=horizons
+            )
         total = tree.send(
             torch.tensor([len(indices) for indices in samples]),
             device,
@@ -324,6 +328,7 @@ def _compute_row_measures(
     logits_of_batches: Sequence[tuple[slice | Tensor, Tensor]],
     labels: Sequence[Tensor],
     classes: int,
+    horizons: Sequence[Horizon | None],
 ) -> dict[str, Tensor]:
     """Return each row's measures, stacked.
 
@@ -332,6 +337,7 @@ def _compute_row_measures(
         logits_of_batches: Of each batch its rows, and logits `[rows, samples, classes]`.
         labels: Of each row.
         classes: How many there are.
+        horizons: Of each row.
     """
     logits_of_rows: list[list[Tensor]] = [[] for _ in labels]
     for batch_rows, logits in logits_of_batches:
@@ -339,10 +345,18 @@ def _compute_row_measures(
         for row, row_logits in zip(rows, logits, strict=True):
             logits_of_rows[row].append(row_logits)
     measures = []
-    for parts, y in zip(logits_of_rows, labels, strict=True):
+    for parts, y, horizon in zip(logits_of_rows, labels, horizons, strict=True):
         predictions = torch.cat(parts)[: len(y)] if parts else y.new_zeros(0, classes)
-        measures.append(compute_measures(metrics, predictions, y))
+        measures.append(compute_measures(metrics, predictions, y, horizon))
     return tree.stack(measures)
+
+
+def _list_horizons(job: EvalJob) -> list[Horizon | None]:
+    """Return the horizon of each row of a job."""
+    horizon = job.horizon
+    if horizon is None or horizon.hazard is None:
+        return [horizon] * len(job.rows)
+    return [Horizon(horizon.time, hazard) for hazard in horizon.hazard]
 
 
 class _Slice(NamedTuple):

@@ -16,7 +16,8 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.minibatches import plan_steps
 from fedpfl.ground import tree
-from fedpfl.methods import Batch, Phase
+from fedpfl.ground.tasks import SURVIVAL
+from fedpfl.methods import LONGEST_CHUNK, Batch, Phase
 
 CHUNK = 128  # samples per client and forward pass of an evaluation, at least
 PASS = 16_384  # and of all clients together, where a GPU has room
@@ -78,7 +79,11 @@ def evaluation_batches(
     # ---- Step 1: each client's samples are cut into chunks of one size.
     device = federation.x.device
     size = CHUNK
-    if device.type != "cpu":
+    if federation.task is SURVIVAL:
+        size = (
+            LONGEST_CHUNK  # its loss compares the samples of a chunk, on the loop backend as here
+        )
+    elif device.type != "cpu":
         size = max(CHUNK, PASS // max(1, len(samples)))
     sizes = torch.tensor([len(indices) for indices in samples])
     longest = int(sizes.max())

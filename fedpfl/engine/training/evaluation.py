@@ -126,7 +126,7 @@ def evaluate_client(
     measures: dict[str, Tensor] = {}
     if logits_of_batches:
         logits = torch.cat(logits_of_batches)
-        measures = compute_measures(job.metrics, logits, data.y[:count])
+        measures = compute_measures(job.metrics, logits, data.y[:count], job.horizon)
     total = torch.tensor(count, device=device)
     return Counts(correct=correct, loss=loss, total=total, measures=measures)
 

@@ -16,6 +16,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import SampleSource
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
+from fedpfl.ground.survival import Horizon
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Method, Phase
 
@@ -37,6 +38,7 @@ class EvalJob:
     Attributes:
         split: Of the federation.
         metrics: Names of measures, as in EvalCall.
+        horizon: At which survival is judged, its hazard `[rows]` if there are several.
     """
 
     method: Method
@@ -46,6 +48,7 @@ class EvalJob:
     buffers: Entries
     split: str = "test"
     metrics: tuple[str, ...] = ()
+    horizon: Horizon | None = None
 
     @property
     def has_own_predict(self) -> bool:
@@ -70,6 +73,7 @@ class EvalJob:
             self.method if self.has_own_predict else None,
             self.split,
             self.metrics,
+            self.horizon and (self.horizon.time, self.horizon.hazard is None),
             self.rows[0].federation.excluded_classes is None,
             _sample_key(self.rows),
             _stacked_form(self.params),

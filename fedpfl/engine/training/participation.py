@@ -36,6 +36,7 @@ from fedpfl.engine.training.train_plan import (
     make_training_plan,
 )
 from fedpfl.ground import traffic, tree
+from fedpfl.ground.survival import Horizon
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import FACTS
@@ -132,6 +133,10 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
         buffers=buffers,
         metrics=call.measures,
     )
+    if call.horizon is not None:
+        horizon = Horizon(call.horizon)
+        trained: Counts = yield replace(job, split="train", metrics=("hazard",), horizon=horizon)
+        job = replace(job, horizon=horizon._replace(hazard=trained.measures["hazard"]))
     counts: dict[str, Any] = {"test": (yield job)}
     if call.wants_models:
         counts["model"] = {"params": params, "buffers": buffers}

@@ -152,7 +152,8 @@ def _has_plain_evaluation(call: EvalCall, net: Net) -> bool:
         method.predict is Method.predict and method.before_evaluation is Method.before_evaluation
     )
     # A user's network may look at anything.
-    is_call_plain = not call.tuning and not call.overlay and not call.wants_models
+    wants_more = call.wants_models or call.horizon is not None
+    is_call_plain = not call.tuning and not call.overlay and not wants_more
     return is_method_plain and is_call_plain and net.traits.trusted
 
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, find_task
+from fedpfl.ground.survival import partial_losses
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, find_task
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Bound
 
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
     Attributes:
         x: inputs `[batch, *shape]` (images: channels, height, width).
         y: labels, in the form of their task (`ground.tasks`): classes `[batch]`, bools
-            `[batch, labels]` or floats `[batch]`; None where they are not shown, in the
+            `[batch, labels]` or floats `[batch]`, `[batch, 2]` in survival; None where they are not shown, in the
             evaluation's `predict`.
         weight: 1 for samples and 0 for padding, `[batch]`; None: no padding.
         random: uniform numbers in [0, 1), `[batch, Method.randoms]`: new ones in every step, and in
@@ -79,8 +80,8 @@ class Batch(NamedTuple):
     def losses(self, outputs: Tensor) -> Tensor:
         """Return the loss of the task for each row of a network's outputs, `[batch]`.
 
-        That is the cross-entropy of classes, the binary cross-entropy averaged over labels, or the
-        squared error.
+        That is the cross-entropy of classes, the binary cross-entropy averaged over labels, the
+        squared error, or Cox's partial likelihood among the samples of the batch.
         """
         task = find_task(self.y)
         # In float32 also under autocast.
@@ -91,6 +92,10 @@ class Batch(NamedTuple):
             return errors.mean(1)
         if task is REGRESSION:
             return (outputs.float().squeeze(1) - self.y).square()
+        if task is SURVIVAL:
+            # An evaluation may show more rows of x than labels.
+            weight = torch.ones_like(self.y[:, 0]) if self.weight is None else self.weight
+            return partial_losses(outputs.float().squeeze(1), self.y, weight)
         # As F.cross_entropy, without its test for labels to ignore, which under vmap is a fifth of
         # a step's launches.
         log_probabilities = outputs.log_softmax(1)

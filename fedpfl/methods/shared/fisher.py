@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import SURVIVAL, find_task
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch, Shard
 from fedpfl.models import Bound, squared_gradients
@@ -33,6 +34,8 @@ def fisher_scores(
     Raises:
         FedpflError: There are no gradients of single samples.
     """
+    if by_sample and find_task(shard.data.y) is SURVIVAL:
+        raise FedpflError("task=survival compares samples, which have no gradient of their own")
     if by_sample and net.net.traits.recomputes:
         raise FedpflError(
             f"model={net.net.name}: it recomputes activations (checkpointing), which gives no "

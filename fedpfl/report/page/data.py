@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import SURVIVAL
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Run
@@ -102,6 +105,16 @@ def spent_at_rounds(spent: pd.DataFrame, key: str, rounds: np.ndarray) -> np.nda
 def evenly_spaced(count: int, max_count: int = MAX_POINTS) -> np.ndarray:
     """Return at most `max_count` indices of `count`, with the first and the last."""
     return np.linspace(0, count - 1, min(count, max_count)).round().astype(int)
+
+
+def read_survival(run: Run) -> pd.DataFrame:
+    """Return Kaplan-Meier's curves by client; empty in other tasks, and where none can be read."""
+    rows = np.empty((0, 3))
+    if run.task is SURVIVAL:
+        with contextlib.suppress(OSError, ValueError, KeyError, BadZipFile):
+            rows = np.load(run.path / "partition.npz")["survival"]
+    curves = pd.DataFrame(rows, columns=["client", "time", "share"]).set_index("client")
+    return curves.rename(index=int).rename(index=run.client_names) if len(curves) else curves
 
 
 def count_labels(run: Run) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from fedpfl.report.tables import CURVES
 from fedpfl.report.text import clip_text, wrap_lines
 
 MAX_SHOWN_METHODS = 10  # with more, a chart begins with the best ones
+MAX_SHOWN_CLIENTS = 20
 MAX_PARTITION_CELLS = 20_000
 MAX_MASK_POINTS = 100
 _DASHES = ("solid", "7px,3px", "2px,2.5px", "8px,3px,2px,3px", "5px,2px,1.5px,2px")
@@ -196,6 +197,21 @@ def _draw_partitions(content: Content) -> Charts:
             yield chart
 
 
+def _draw_survival(content: Content) -> Charts:
+    """Yield Kaplan-Meier's curve of each setting's clients, in the first seed."""
+    for setting, rivals in content.ranked.items():
+        run = rivals[0].runs[0]
+        chart = _make_chart({_SETTING: setting}, f"time, seed {run.seed}", "share without an event")
+        curves = [*data.read_survival(run).groupby(level="client")]
+        for number in data.evenly_spaced(len(curves), MAX_SHOWN_CLIENTS):
+            name, curve = curves[number]
+            line = {"shape": "hv", "color": COLORS[number % len(COLORS)]}
+            trace = {"type": "scatter", "mode": "lines", "name": _plotly_text(str(name))}
+            y = _round_numbers(curve["share"])
+            chart.data.append(trace | {"line": line, "x": _round_numbers(curve["time"]), "y": y})
+        yield chart
+
+
 def _draw_common(content: Content) -> Charts:
     """Yield every client's model on every client's samples, of a configuration's first seed."""
     for group in content.spent:
@@ -252,6 +268,7 @@ SECTIONS: dict[str, Callable[[Content], Charts]] = {
     "curves": _draw_curves,
     "clients": _draw_clients,
     "partition": _draw_partitions,
+    "survival": _draw_survival,
     "common": _draw_common,
     "masks": _draw_masks,
 }

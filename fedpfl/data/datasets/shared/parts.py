@@ -31,7 +31,7 @@ from fedpfl.data.datasets.shared.texts import (
     to_texts,
 )
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, SURVIVAL, Task
 
 FRACTION = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
 
@@ -109,7 +109,7 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
     if not labels:
         examples = ", ".join(table.columns[:5])
         raise FedpflError(f"dataset.label must name the column of the labels, such as {examples}")
-    if len(labels) > 1 and options.task is not MULTILABEL:
+    if len(labels) > 1 and options.task not in (MULTILABEL, SURVIVAL):
         raise FedpflError(
             f"dataset.label names {len(labels)} columns, which task={options.task.name} has no use "
             "for; name one, or set task=multilabel"

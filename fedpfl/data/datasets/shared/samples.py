@@ -17,6 +17,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import (
     CLASSIFICATION,
     MULTILABEL,
+    SURVIVAL,
     Task,
     find_task,
     require_classification,
@@ -285,6 +286,13 @@ def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
         if len(wrong_labels):
             raise ValueError(f"y must be {task.labels}, found {wrong_labels[0]}")
         return y.astype(bool)
+    if task is SURVIVAL:
+        if y.shape[1:] != (2,) or y.dtype.kind not in "biuf":
+            raise ValueError(problem)
+        wrong_labels = y[(y[:, 0] < 0) | (y[:, 1] != 0) & (y[:, 1] != 1)]
+        if len(wrong_labels):
+            raise ValueError(f"y must be {task.labels}, found {wrong_labels[0].tolist()}")
+        return to_floats(y.astype(np.float32))
     flat = y[:, 0] if y.shape[1:] == (1,) else y
     if flat.ndim != 1 or flat.dtype.kind not in ("iu" if task is CLASSIFICATION else "iuf"):
         raise ValueError(problem)
