@@ -148,8 +148,8 @@ def _pooled_scores(counts: Counts, task: Task) -> Columns:
         # Pairs of one client alone: risks by different models have no scale in common.
         pairs = counts.measures["concordant"].sum() / counts.measures["comparable"].sum()
         brier = (counts.total * counts.measures["brier"]).nansum() / counts.total.sum()
-        means = {"concordance_pooled": 100 * pairs, "brier_pooled": brier}
-        return {name: mean_of_defined(value) for name, value in means.items()}
+        scores = {"concordance_pooled": 100 * pairs, "brier_pooled": brier}
+        return {name: mean_of_defined(score) for name, score in scores.items()}
     if task is not REGRESSION:
         return {}
     total = counts.total.sum()

@@ -133,10 +133,7 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
         buffers=buffers,
         metrics=call.measures,
     )
-    if call.horizon is not None:
-        horizon = Horizon(call.horizon)
-        trained: Counts = yield replace(job, split="train", metrics=("hazard",), horizon=horizon)
-        job = replace(job, horizon=horizon._replace(hazard=trained.measures["hazard"]))
+    job = yield from _find_hazard(call, job)
     counts: dict[str, Any] = {"test": (yield job)}
     if call.wants_models:
         counts["model"] = {"params": params, "buffers": buffers}
@@ -158,6 +155,15 @@ def find_train_job(call: Call, client_id: int, net: Net) -> TrainJob:
     run_call: Any = run_participation if isinstance(call, TrainCall) else run_evaluation
     jobs = run_call(with_before_turn(call), OneClient(client_id), net, nullcontext)
     return next(job for job in jobs if isinstance(job, TrainJob))
+
+
+def _find_hazard(call: EvalCall, job: EvalJob) -> Generator[EvalJob, Counts, EvalJob]:
+    """Return a job that judges survival by the hazard of the clients' training samples."""
+    if call.horizon is None:
+        return job
+    horizon = Horizon(call.horizon)
+    counts = yield replace(job, split="train", metrics=("hazard",), horizon=horizon)
+    return replace(job, horizon=horizon._replace(hazard=counts.measures["hazard"]))
 
 
 def _empty_counts(client_ids: Tensor) -> Counts:
