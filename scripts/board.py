@@ -9,6 +9,7 @@ in the page.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +21,7 @@ from fedpfl.report.table import Table
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "board.md"
 ROWS_FILE = DOCS / "results" / "board_small.csv"
-SHOWN_ROWS = 5
+SHOWN_ROWS = 4
 SHOWN_COLUMNS = (
     *("setting", "group", "method", "accuracy", "ft_accuracy", "unseen_accuracy"),
     *("harmed_fedavg", "bits_up", "sim_seconds"),
@@ -36,7 +37,7 @@ def make_table(rows: pd.DataFrame) -> str:
     shown = rows.groupby("setting", sort=False).head(SHOWN_ROWS)
     table = Table.of(
         shown.to_dict("records"),
-        {name: BOARD_COLUMNS[name] for name in SHOWN_COLUMNS if name in rows},
+        {name: replace(BOARD_COLUMNS[name], meaning="") for name in SHOWN_COLUMNS if name in rows},
         caption=f"Made with {'; '.join(rows['versions'].unique())}.",
         notes=tuple(notes),
         by=1,
