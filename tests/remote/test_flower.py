@@ -1,5 +1,6 @@
-"""Flower: messages as it carries them, the app that is written, and the docs' federation as typed."""
+"""Flower: the app that is written, and the docs' federation as typed."""
 
+import contextlib
 import os
 import re
 import signal
@@ -53,39 +54,24 @@ def read_command(opening: str) -> str:
 
 
 def find_free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for own in sockets:
-        own.bind(("127.0.0.1", 0))
-    ports = [own.getsockname()[1] for own in sockets]
-    for own in sockets:
-        own.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [own.getsockname()[1] for own in sockets]
 
 
 @pytest.fixture
 def start(tmp_path):
     """Return what starts a command line in the background, until the test ends."""
     processes = []
-    environment = {
-        **os.environ,
-        "FLWR_HOME": str(tmp_path / "flwr"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "FLWR_HOME": str(tmp_path / "flwr"), "OMP_NUM_THREADS": "1"}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
     def start_line(line: str, folder: Path) -> subprocess.Popen:
         folder.mkdir(exist_ok=True)
         log = (folder / "log").open("ab")
-        process = subprocess.Popen(
-            ["bash", "-c", line],
-            cwd=folder,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        streams = {"stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(["bash", "-c", line], cwd=folder, env=environment, **streams)
         processes.append(process)
         return process
 

@@ -105,49 +105,30 @@ def find_question(requests, kind, returning=False):
     return [request for request in requests if is_asked(request[1])][-1]
 
 
-def change_model(fields, trees):
-    if "sent" not in trees:  # an evaluation of Ditto needs nothing of the server
-        trees["shared"] = {**trees["shared"], "other": torch.zeros(1)}
-        return
-    leaf = trees["sent"]["classifier.bias"]
-    trees["sent"]["classifier.bias"] = leaf + 1e-3
+ALREADY = {"local": "training", "tuning": "fine-tuning", "before": "evaluation"}
+"""Kinds of questions, as a ledger names them."""
 
 
-ALREADY = "have answered for {} of round . already"
-HOSTILE = {
-    "another model": ("local", ALREADY.format("training")),
-    "tuning again": ("tuning", ALREADY.format("fine-tuning")),
-    "evaluation again": ("before", ALREADY.format("evaluation")),
-}
-"""Which question | why another model in it is refused. `test_questions` has the rest."""
-
-
-@pytest.fixture(scope="module")
-def restarted(played):
-    """Return nodes that go on where those of the federation that was played have ended."""
-    folder, words, *_ = played
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        return make_nodes(words)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_question_is_answered_once_and_no_other_in_its_place(
-    name, played, restarted, monkeypatch
-):
-    """The same one again has the same answer, bit for bit, and costs nothing."""
-    folder, _, _, requests = played
-    kind, reason = HOSTILE[name]
-    number, message, answer = find_question(requests, kind)
+def test_a_question_is_answered_once_and_no_other_in_its_place(played, monkeypatch):
+    """The same one again, also of a restarted node, has the same answer, bit for bit, and costs
+    nothing. `test_questions` has other forged questions.
+    """
+    folder, words, _, requests = played
     monkeypatch.chdir(folder)
     ledgers = {path: path.read_bytes() for path in folder.glob("node*/*/client*/privacy.csv")}
-    node = restarted[number]
-    assert node.answer_message(message) == answer
-    fields, trees = wire.unpack_message(message)
-    change_model(fields, trees)
-    refused, found = wire.unpack_message(node.answer_message(wire.pack_message(fields, trees)))
-    assert found == {}
-    assert re.search(reason, refused["fault"])
+    restarted = make_nodes(words)
+    for kind, name in ALREADY.items():
+        number, message, answer = find_question(requests, kind)
+        assert restarted[number].answer_message(message) == answer
+        fields, trees = wire.unpack_message(message)
+        if "sent" in trees:
+            trees["sent"]["classifier.bias"] = trees["sent"]["classifier.bias"] + 1e-3
+        else:  # an evaluation of Ditto needs nothing of the server
+            trees["shared"] = {**trees["shared"], "other": torch.zeros(1)}
+        forged = wire.pack_message(fields, trees)
+        refused, found = wire.unpack_message(restarted[number].answer_message(forged))
+        assert found == {}
+        assert re.search(f"have answered for {name} of round . already", refused["fault"])
     assert ledgers == {path: path.read_bytes() for path in ledgers}
 
 
