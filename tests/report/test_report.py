@@ -287,27 +287,24 @@ def test_a_table_for_a_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_curves_of_any_metric_over_what_was_spent(root, monkeypatch):
     drawn: list[Any] = []
 
-    def panels(shown: Any, path: Path, draw: Any, note: str = "") -> list[Path]:
-        figure = Figure()
-        ax = figure.subplots()
+    def panels(shown: Any, path: Path, draw: Any) -> list[Path]:
+        ax = Figure().subplots()
         for members in shown.values():
             draw(ax, members)
-        drawn.append((path.name, ax, note))
+        drawn.append((path.name, ax.get_xlabel(), {one.get_label(): one for one in ax.get_lines()}))
         return []
 
     monkeypatch.setattr(figures, "draw_panels", panels)
+    words = ["figures", str(root), "--kind", "curves", "--metric", "accuracy_worst10"]
     # 4 bytes of 36,000 and 68,000 values
-    for over, label, at in (
-        ("round", "round", [2, 4]),
-        ("both", "GB down and up, all clients", [0.000144, 0.000272]),
-        ("hours", "hours of training", [10 / 3600, 14 / 3600]),
+    for over, axis, label, at in (
+        ("round", "", "round", [2, 4]),
+        ("both", "over_both_", "GB down and up, all clients", [0.000144, 0.000272]),
+        ("hours", "over_hours_", "hours of training", [10 / 3600, 14 / 3600]),
     ):
-        assert main(["figures", str(root), "--metric", "accuracy_worst10", "--over", over]) == 0
-        name, ax, note = drawn.pop()
-        along = "" if over == "round" else f"over_{over}_"
-        assert name == f"accuracy_worst10_{along}fmnist_dir_0.1"
-        assert (ax.get_xlabel(), note) == (label, "")
-        lines = {line.get_label(): line for line in ax.get_lines()}
+        assert main([*words, "--over", over]) == 0
+        name, shown_label, lines = drawn.pop()
+        assert (name, shown_label) == (f"accuracy_worst10_{axis}fmnist_dir_0.1", label)
         assert lines["FedOBP"].get_xdata() == pytest.approx(at)
         assert lines["FedOBP"].get_ydata() == pytest.approx([73.5, 75.0])
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report import groups, runs
-from fedpfl.report.figures import accuracy_figure
-from fedpfl.report.page.data import spent_by_round
+from fedpfl.report import runs
 from fedpfl.report.tables import accuracy_table
 from tests.report.test_html import ACCURACY, page_of
 from tests.report.test_report import add_columns, read_refusal, row_of, write_run
@@ -39,17 +37,11 @@ def test_tables_tell_simulated_hours_and_those_to_a_target(root: Path) -> None:
 
 
 def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (group,) = groups(runs(root / "fedavg"))
-    assert spent_by_round(group)["simulated"].tolist() == [0.5, 0.5, 1.0, 2.0]
-    assert accuracy_figure(runs(root), root / "figure", along="simulated")
-    page = page_of(root)
-    (line,) = page.traces("curves", "FedPer", ACCURACY, "simulated hours")
+    (line,) = page_of(root).traces("curves", "FedPer", ACCURACY, "simulated hours")
     assert line["x"] == [1.0, 4.0]
-    assert page.row("cost", "FedPer")[-1] == "4"  # hours
     write_run(root / "without" / "fedavg")
     line = read_refusal(capsys, "figures", root / "without", "--over", "simulated")
     assert line == "no run here tells simulated hours; choose another --over"
-    assert "simulated hours" not in page_of(root / "without").source
 
 
 def test_what_a_target_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
