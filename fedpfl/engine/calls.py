@@ -151,7 +151,7 @@ class EvalCall:
 
 
 Call = TrainCall | EvalCall
-AnyCall = TypeVar("AnyCall", TrainCall, EvalCall)
+AnyCall = TypeVar("AnyCall", bound=Call)
 Answer = Participation | dict[str, Any] | Exception
 
 

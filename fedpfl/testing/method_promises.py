@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import torch
 
@@ -226,7 +227,7 @@ def sees_what_was_sent(trial: MethodTrial) -> None:
         steps = []
         for server in (state.server, poisoned):
             stop = threading.Event()
-            result = backend.do_job(net, dataclasses.replace(job, server=server), stop)
+            result: Any = backend.do_job(net, dataclasses.replace(job, server=server), stop)
             steps.append([result.params, result.client, result.loss])
         require_equal(f"a step of client {number} without unsent entries", *steps)
 

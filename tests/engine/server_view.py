@@ -9,10 +9,12 @@ from torch import Tensor
 
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import FACTS, SEES, Turn
 from fedpfl.testing.promises import Unkept
 from fedpfl.testing.toy import COHORTS, EVERYONE, MethodTrial, require_close
+
+COHORT = COHORTS[1]
 
 
 @cache
@@ -24,136 +26,99 @@ def find_server_view(trial: MethodTrial) -> tuple[str, str]:
     if hook:
         return client_states, hook
     hook = _find_hook_that_reads_uploads(trial)
-    if hook:
-        return single_uploads, hook
-    return mean, ""
+    return (single_uploads, hook) if hook else (mean, "")
 
 
 def _find_hook_that_reads_states(trial: MethodTrial) -> str:
     """Return the server's hook that answers otherwise where clients' states are spoilt, or ""."""
     method = trial.method
-    cohort = COHORTS[1]
     state = trial.play_cohorts("loop")[0][1]
-    client_states = state.client(cohort)
-    read_others = state.others()
+    clients, read_others = state.client(COHORT), state.others()
 
     # ---- Step 1: what the server may read: facts, and what it gave to clients in the beginning.
-    public_entries = set(FACTS) - {"statistics"}
-    for name, initial_rows in method.init_clients(len(EVERYONE), generator(0, "endow")).items():
-        if _is_near(tree.take(initial_rows, torch.tensor(cohort)), client_states[name]):
-            public_entries.add(name)
+    public = set(FACTS) - {"statistics"}
+    for name, rows in method.init_clients(len(EVERYONE), generator(0, "endow")).items():
+        if _is_near(tree.take(rows, torch.tensor(COHORT)), clients[name]):
+            public.add(name)
 
     # ---- Step 2: `before_turn` with all other entries spoilt.
-    def call_before_turn(stacked: dict[str, Tree], read_rows: Any) -> dict[str, Tree]:
+    def call_before_turn(clients: Entries, read_rows: Any) -> Entries:
         hook_generator = generator(0, "train", 2, "before_turn")
-        return method.before_turn(state.server, stacked, read_rows, hook_generator)
+        return method.before_turn(state.server, clients, read_rows, hook_generator)
 
-    def read_spoilt_others(numbers: Any) -> dict[str, Tree]:
-        return _spoil(read_others(numbers), public_entries)
+    def read_spoilt(numbers: Any) -> Entries:
+        return _spoil(read_others(numbers), public)
 
-    overlay = call_before_turn(client_states, read_others)
-    spoilt_states = _spoil(client_states, public_entries)
-    if not _answers_alike(overlay, call_before_turn, spoilt_states, read_spoilt_others):
+    overlay = call_before_turn(clients, read_others)
+    if not _answers_alike(overlay, call_before_turn, _spoil(clients, public), read_spoilt):
         return "before_turn"
 
-    # ---- Step 3: `download` of each client.
-    def download(client: dict[str, Tree]) -> Tree:
-        return method.download(
-            state.server,
-            method.prepare(state.server, client),
-        )
+    # ---- Step 3: `download` of a client that took part before, and of one that did not.
+    def download(client: Entries) -> Tree:
+        return method.download(state.server, method.prepare(state.server, client))
 
-    for number in cohort:
+    for number in COHORT[:2]:
         job = trial.find_job(trial.net(), state, number)
         client = {**job.client, "statistics": job.buffers}
-        sampled_entries = method.sample(state.server, Draws(0, "train", 2).server(number))
-        spoilt_client = _spoil(client, {*public_entries, *overlay, *sampled_entries})
-        if not _answers_alike(download(client), download, spoilt_client):
+        sampled = method.sample(state.server, Draws(0, "train", 2).server(number))
+        spoilt = _spoil(client, {*public, *overlay, *sampled})
+        if not _answers_alike(download(client), download, spoilt):
             return "download"
 
     # ---- Step 4: the server that `aggregate` returns.
     aggregate, clients, uploads = _second_aggregation(trial)
-
-    def aggregate_server(clients: dict[str, Tree]) -> Tree:
-        return aggregate(clients, uploads)[0]
-
-    spoilt_clients = _spoil(clients, public_entries)
-    if not _answers_alike(aggregate_server(clients), aggregate_server, spoilt_clients):
+    server = aggregate(clients, uploads)[0]
+    if not _answers_alike(server, lambda own: aggregate(own, uploads)[0], _spoil(clients, public)):
         return "aggregate"
     return ""
 
 
 def _find_hook_that_reads_uploads(trial: MethodTrial) -> str:
     """Return the server's hook that goes by more than a mean of uploads, or ""."""
-    # ---- Step 1: turns that are not the cohort at once.
-    for round_index, cohort in enumerate(COHORTS):
-        turns_generator = generator(0, "turns", round_index + 1)
-        turns = trial.method.turns(
-            round_index,
-            cohort,
-            len(EVERYONE),
-            turns_generator,
-        )
-        # A survey, or turns of fewer clients, lets the server look at single ones.
-        if turns != [Turn(cohort)]:
+    # A survey, or turns of fewer clients, lets the server look at single ones.
+    for played, cohort in enumerate(COHORTS):
+        draws = generator(0, "turns", played + 1)
+        if trial.method.turns(played, cohort, len(EVERYONE), draws) != [Turn(cohort)]:
             return "turns"
-    aggregate, clients, uploads = _second_aggregation(trial)
-
-    # ---- Step 2: an aggregation of means in place of uploads.
-    answer = aggregate(clients, uploads)
-    _, updated_entries = answer
 
     def average(leaf: Tensor) -> Tensor:
         # Flags and counts have no mean; all get the first client's.
         row = leaf.mean(0, keepdim=True) if leaf.is_floating_point() else leaf[:1]
         return row.expand_as(leaf).clone()
 
-    if not _is_near(updated_entries, {name: clients[name] for name in updated_entries}):
-        return "aggregate"
-    if not _answers_alike(answer, aggregate, clients, tree.map(average, uploads)):
-        return "aggregate"
-    return ""
+    # An aggregation of means in place of uploads.
+    aggregate, clients, uploads = _second_aggregation(trial)
+    answer = aggregate(clients, uploads)
+    keeps_states = _is_near(answer[1], {name: clients[name] for name in answer[1]})
+    is_alike = _answers_alike(answer, aggregate, clients, tree.map(average, uploads))
+    return "" if keeps_states and is_alike else "aggregate"
 
 
-def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[str, Tree], Tree]:
+def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], Entries, Tree]:
     """Return the second round's `aggregate` at equal weights, and its states and uploads."""
-    cohort = COHORTS[1]
     state = trial.play_cohorts("loop")[0][1]
-    participation = trial.train_part("loop", state, cohort, cohort)
-    facts = {
-        **state.facts(cohort),
-        "trained": participation.trained,
-        "statistics": participation.buffers,
-    }
+    part = trial.train_part("loop", state, COHORT, COHORT)
+    facts = {**state.facts(COHORT), "trained": part.trained, "statistics": part.buffers}
     net = trial.net().bind(state.server_buffers)
     # At equal weights a mean in the place of each upload changes no mean of theirs.
-    weight = torch.full((len(cohort),), 1 / len(cohort))
+    weight = torch.full((len(COHORT),), 1 / len(COHORT))
 
-    def aggregate(clients: dict[str, Tree], uploads: Tree) -> Any:
-        hook_generator = generator(0, "aggregate", 2)
-        return trial.method.aggregate(
-            state.server,
-            clients,
-            net,
-            uploads,
-            weight,
-            hook_generator,
-        )
+    def aggregate(clients: Entries, uploads: Tree) -> Any:
+        draws = generator(0, "aggregate", 2)
+        return trial.method.aggregate(state.server, clients, net, uploads, weight, draws)
 
-    return aggregate, {**participation.client_states, **facts}, participation.uploads
+    return aggregate, {**part.client_states, **facts}, part.uploads
 
 
-def _spoil(clients: dict[str, Tree], public_entries: set[str]) -> dict[str, Tree]:
+def _spoil(clients: Entries, public: set[str]) -> Entries:
     """Return states with nan and other wrong values in all entries but the public ones."""
 
     def spoil(leaf: Tensor) -> Tensor:
         # Bools and whole numbers have no nan.
         return torch.full_like(leaf, torch.nan) if leaf.is_floating_point() else ~leaf
 
-    spoilt = dict(clients)
-    for name in clients.keys() - public_entries:
-        spoilt[name] = tree.map(spoil, clients[name])
-    return spoilt
+    spoilt = {name: tree.map(spoil, clients[name]) for name in clients.keys() - public}
+    return {**clients, **spoilt}
 
 
 def _answers_alike(expected: Any, hook: Callable[..., Any], *arguments: Any) -> bool:

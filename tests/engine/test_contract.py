@@ -4,8 +4,8 @@ it breaks.
 A new method is tested here the moment it is registered. What `fedpfl check` asks of anybody's
 method is in fedpfl/testing/method_promises.py; what concerns the package's own alone, and what no method
 can break, is added here. `make test` asks each method in its first setting, each promise on one of
-its engines (`quick_turn`); promises that play rounds once more (`ROUNDS_AGAIN`) it asks of two
-of REPRESENTATIVES, and that backends agree in evaluation also of who has hooks of its own there.
+its engines (`quick_turn`); promises that play rounds once more (`ROUNDS_AGAIN`) it asks of
+ASKED_AGAIN, and that backends agree in evaluation also of who has hooks of its own there.
 `make test-all` asks every method for everything, in all settings on all engines.
 """
 
@@ -155,6 +155,8 @@ ROUNDS_AGAIN = {
     *("statistics_are_mixed", "stops_clients_early", "tells_that_training_diverged"),
 }
 """Promises, by the name of what tries them, that play rounds or evaluate once more."""
+ASKED_AGAIN = ("fedobp", "scaffold")
+"""Entries that stay, and states on both sides."""
 
 
 EVALUATION_HOOKS = ("before_evaluation", "evaluated", "finetuning", "predict")
@@ -172,11 +174,7 @@ def is_left_out(promise: Promise, name: str) -> bool:
         return False
     if promise.check is contract.backends_agree_in_evaluation and has_own_evaluation(name):
         return False
-    if name not in REPRESENTATIVES:
-        return True
-    # Two of them are asked, which take turns.
-    position = sorted(ROUNDS_AGAIN).index(promise.check.__name__)
-    return (REPRESENTATIVES.index(name) - 2 * position) % len(REPRESENTATIVES) >= 2
+    return name not in ASKED_AGAIN
 
 
 def quick_turn(name: str, position: int) -> int:

@@ -29,7 +29,7 @@ from fedpfl.engine.keys import generator
 from fedpfl.engine.training import scripts
 from fedpfl.engine.training.scripted_steps import overwrite
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect
+from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedSelect
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -39,7 +39,6 @@ from tests.conftest import (
     assert_same,
     evaluate,
     every_method,
-    keep_quick,
     make_federation,
     record_rounds,
     tiny,
@@ -122,15 +121,14 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
             assert capture.replayed > capture.captured
 
 
-@pytest.mark.parametrize("method", keep_quick([FedAvg(), Ditto(lam=0.3), FedPer()]))
-def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_moves(method):
+def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_moves():
     """Seven clients that all end at another step: one capture per width and kind of phase, not per
     number of rows.
     """
     federation, capture = make_federation(tuple(range(16, 128, 16)), (2,) * 7), Capture()
     local = Local(epochs=2, batch_size=16, lr=0.05, momentum=0.7, weight_decay=1e-4)
     captured, eager = (
-        played(method, federation, how, [list(range(7))] * 2, True, local)
+        played(Ditto(lam=0.3), federation, how, [list(range(7))] * 2, True, local)
         for how in (capture, None)
     )
     assert_same(captured, eager)
@@ -236,7 +234,8 @@ SETTINGS = {
 SMALL = make_federation((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
 FEDERATION = replace(SMALL, x=SMALL.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
 PAIRS = [[0, 2, 3, 5], [0, 1, 4, 5]]
-NARROW = {
+VALUES = {
+    "fedobp": {"q": 0.9},
     "subflot": {"rates": (0.75,)},
     "fjord": {"widths": (0.25, 0.5), "ordered": True, "distill": 0.3},
     "heterofl": {"widths": (0.25, 0.5)},
@@ -257,61 +256,46 @@ def made(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "network"),
-    [
-        ("fedper", "all", "lenet5"),
-        ("fedper", "schedule", "mlp"),
-        ("ditto", "all", "mlp"),  # its loss looks at the server and the client
-        ("fedselect", "all", "mlp"),  # masks
-        ("scaffold", "momentum", "mlp"),  # gradients change the client's state
-        ("pfedfda", "momentum", "mlp"),  # its losses keep features
-        ("fedcp", "momentum", "mlp"),  # each sample has numbers of its own
-        # A step of its own, on several batches.
-        pytest.param("per_fedavg", "momentum", "mlp", marks=pytest.mark.full),
-        ("fedrep", "momentum", "mlp"),  # the body holds still
-        ("fedper", "momentum", "norm"),  # statistics of BatchNorm move
-        # Sub-models at their true size: a loss that looks at the network at full size, one that
-        # looks at narrower ones, and statistics.
-        ("subflot", "all", "lenet5"),
-        ("heterofl", "momentum", "norm"),
-    ],
-)
-def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):
+SCRIPTED = [
+    ("fedper", "all", "lenet5", True),
+    ("fedper", "schedule", "mlp", True),
+    ("fedobp", "momentum", "norm", True),
+    ("ditto", "all", "mlp", True),  # its loss looks at the server and the client
+    ("fedselect", "all", "mlp", True),  # masks
+    ("scaffold", "momentum", "norm", True),  # gradients change the client's state
+    ("pfedfda", "momentum", "mlp", True),  # its losses keep features
+    ("fedcp", "momentum", "mlp", True),  # each sample has numbers of its own
+    ("pfedme", "momentum", "norm", True),  # a step of its own
+    ("apfl", "momentum", "norm", True),
+    # A frozen body and sub-models at their true size round where they are not.
+    ("fedrep", "momentum", "mlp", False),
+    ("subflot", "all", "lenet5", False),  # a loss that looks at the network at full size
+    ("heterofl", "momentum", "norm", False),  # statistics
+]
+"""Method, settings, network, and whether all shortcuts leave the bits, or scripts alone."""
+
+
+@pytest.mark.parametrize(("method", "settings", "network", "is_exact"), SCRIPTED)
+def test_shortcuts_change_no_bit(method, settings, network, is_exact, made, monkeypatch):
+    """Scripts and shared evaluation; frozen bodies and sub-models round (`test_frozen.py`)."""
     federation, results = FEDERATION, []
-    make_method = partial(METHODS[method], **NARROW.get(method, {}))
+    make_method = partial(METHODS[method], **VALUES.get(method, {}))
     if network == "norm":
         federation, net = SMALL, tiny(norm=True)
     else:
         net = models.build_network(network, federation.shape, federation.classes, 0)
     for steps_before in (0, 10**9):
         monkeypatch.setattr(scripts, "STEPS_BEFORE", steps_before)
-        engine = Engine("loop", workers=2)
+        engine = Engine("loop", workers=2, shortcuts=not steps_before or not is_exact)
         states, outcomes = record_rounds(
             make_method(), net, federation, PAIRS, local=SETTINGS[settings], engine=engine
         )
+        counts = evaluate(make_method(), net, federation, states[-1], engine=engine)
         losses = [outcome.loss for outcome in outcomes]
-        results.append({"states": dict(enumerate(states)), "losses": dict(enumerate(losses))})
+        results.append([states, losses, outcomes[-1].after, counts])
     assert_same(*results)
     assert made
     assert all(made)
-
-
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("method", ["fedavg", "fedobp", "fedper", "scaffold", "apfl", "pfedme"])
-def test_shortcuts_change_no_bit(method, norm, monkeypatch):
-    """Scripts and shared evaluation; frozen bodies and sub-models round (`test_frozen.py`)."""
-    values = {"q": 0.9} if method == "fedobp" else {}
-    monkeypatch.setattr(scripts, "STEPS_BEFORE", 0)
-    net, results = tiny(norm), []
-    for shortcuts in (True, False):
-        engine = Engine("loop", workers=2, shortcuts=shortcuts)
-        states, outcomes = record_rounds(
-            METHODS[method](**values), net, SMALL, PAIRS, engine=engine
-        )
-        counts = evaluate(METHODS[method](**values), net, SMALL, states[-1], engine=engine)
-        results.append([states[-1].server, states[-1].clients, outcomes[-1].after, counts])
-    assert_same(*results)
 
 
 loss_scales = itertools.count(1)
