@@ -206,6 +206,8 @@ def test_late_clients_are_taken_with_what_they_have_done():
     # Where the late are dropped they do not train as little as a straggler instead.
     dropped = a_round(FedAvg(), Clock(System(deadline=deadline), EQUAL, {0: 1}), [0, 2, 3])
     assert dropped[1].cohort == [0, 3]
+    without = a_round(FedAvg(), None, [0, 3], paces={0: short[2]})
+    assert_same(state_trees(dropped[0]), state_trees(without[0]))
 
 
 def test_clients_of_several_paces_keep_their_places():

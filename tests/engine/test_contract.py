@@ -4,17 +4,16 @@ it breaks.
 A new method is tested here the moment it is registered. What `fedpfl check` asks of anybody's
 method is in fedpfl/testing/method_promises.py; what concerns the package's own alone, and what no method
 can break, is added here. `make test` asks each method in its first setting, each promise on one of
-its engines (`quick_turn`); promises that play rounds once more (`ROUNDS_AGAIN`) it asks of
+its engines (`list_engines`); promises that play rounds once more (`ROUNDS_AGAIN`) it asks of
 ASKED_AGAIN, and that backends agree in evaluation also of who has hooks of its own there.
 `make test-all` asks every method for everything, in all settings on all engines.
 """
 
-import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -22,16 +21,10 @@ import torch
 import yaml
 
 from fedpfl.engine import (
-    Clock,
     Engine,
     FineTuning,
-    RoundSetup,
-    Stopping,
     make_backend,
     make_initial_state,
-    pick_cohort,
-    play_round,
-    play_timed_round,
 )
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, generator
@@ -40,9 +33,9 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods import METHODS, SEES, Method, Turn
 from fedpfl.models import Net
-from fedpfl.system import Device, System
 from fedpfl.testing import method_promises as contract
-from fedpfl.testing.method_promises import METHOD_PROMISES, Promise
+from fedpfl.testing.method_promises import METHOD_PROMISES
+from fedpfl.testing.promises import Promise, promise_in
 from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, MethodTrial, tiny_federation
 from tests.conftest import (
     BACKENDS,
@@ -52,7 +45,6 @@ from tests.conftest import (
     ENGINES,
     HEAD,
     LOCAL,
-    REPRESENTATIVES,
     ROOT,
     SETTINGS,
     as_engine,
@@ -103,28 +95,12 @@ class NamedTrial:
 
 
 HOUSE_PROMISES: list[Promise] = []
+house_promise = partial(promise_in(HOUSE_PROMISES), advice="")
+"""Their functions are given a NamedTrial, and an engine if there are any. Binding ones are kept in
+bf16, too.
+"""
 
-
-def house_promise(
-    words: str, *engines: str, low_precision: bool = False
-) -> Callable[[Callable], Callable]:
-    """Add what the function below tries to HOUSE_PROMISES; it is given a NamedTrial, and an engine
-    if there are any.
-
-    low_precision: whether it is kept in bf16 too.
-    """
-
-    def add_promise(check: Callable) -> Callable:
-        HOUSE_PROMISES.append(Promise(words, "", check, engines, binding=low_precision))
-        return check
-
-    return add_promise
-
-
-OF_COHORTS = {
-    *("changes_only_the_cohorts_rows", "tells_that_training_diverged", "drops_out_without_a_trace"),
-    *("stops_clients_early", "evaluates_the_cohort_before_and_after"),
-}
+OF_COHORTS = {"changes_only_the_cohorts_rows", "evaluates_the_cohort_before_and_after"}
 """Promises about a cohort's single clients, which a method that pools samples has none of."""
 
 
@@ -137,22 +113,24 @@ def is_exempt(promise: Promise, name: str, method: Method) -> bool:
     return promise.check is contract.statistics_are_mixed and name in KEEPS_STATISTICS
 
 
-def engines_of(promise: Promise, turn: int | None, low_precision: bool) -> tuple[str | None, ...]:
-    """Return the engines to ask on: the one whose turn it is, or where `turn` is None all of them."""
+def list_engines(
+    promise: Promise, name: str, is_quick: bool, low_precision: bool
+) -> Sequence[str | None]:
+    """List the engines to ask on; `make test` asks on one of them.
+
+    It is loop, but for one method: that the batched one agrees is a promise of each.
+    """
     if not promise.engines:
-        return (None,)
-    if turn is not None:
-        return (promise.engines[turn % len(promise.engines)],)
-    return (*promise.engines, *(LOW_PRECISION if low_precision and promise.binding else ()))
+        return [None]
+    if is_quick:
+        return promise.engines[-1:] if name == ASKED_AGAIN[0] else promise.engines[:1]
+    return [*promise.engines, *(LOW_PRECISION if low_precision and promise.binding else ())]
 
 
 ROUNDS_AGAIN = {
     *("draws_from_what_is_given", "evaluates_the_cohort_before_and_after"),
-    "backends_agree_in_evaluation",
-    "bf16_is_near",
-    *("changes_only_the_cohorts_rows", "clients_are_apart", "drops_out_without_a_trace"),
-    *("is_the_same_beside_other_runs", "runs_repeat"),
-    *("statistics_are_mixed", "stops_clients_early", "tells_that_training_diverged"),
+    *("backends_agree_in_evaluation", "bf16_is_near", "changes_only_the_cohorts_rows"),
+    *("clients_are_apart", "is_the_same_beside_other_runs", "runs_repeat", "statistics_are_mixed"),
 }
 """Promises, by the name of what tries them, that play rounds or evaluate once more."""
 ASKED_AGAIN = ("fedobp", "scaffold")
@@ -162,28 +140,14 @@ ASKED_AGAIN = ("fedobp", "scaffold")
 EVALUATION_HOOKS = ("before_evaluation", "evaluated", "finetuning", "predict")
 
 
-def has_own_evaluation(name: str) -> bool:
-    return any(
-        getattr(METHODS[name], hook) is not getattr(Method, hook) for hook in EVALUATION_HOOKS
-    )
-
-
 def is_left_out(promise: Promise, name: str) -> bool:
     """Tell whether `make test` does not ask a promise of a method."""
     if promise.check.__name__ not in ROUNDS_AGAIN:
         return False
-    if promise.check is contract.backends_agree_in_evaluation and has_own_evaluation(name):
+    hooks = [getattr(METHODS[name], hook) is getattr(Method, hook) for hook in EVALUATION_HOOKS]
+    if promise.check is contract.backends_agree_in_evaluation and not all(hooks):
         return False
     return name not in ASKED_AGAIN
-
-
-def quick_turn(name: str, position: int) -> int:
-    """Return which of a promise's engines `make test` takes.
-
-    REPRESENTATIVES take turns. The others are asked on the loop backend, whose run they share: that
-    the batched one agrees is a promise of each.
-    """
-    return REPRESENTATIVES.index(name) + position if name in REPRESENTATIVES else 0
 
 
 def ask_promises(
@@ -194,14 +158,13 @@ def ask_promises(
     promises: Sequence[Promise] = (),
 ) -> None:
     """Ask these promises; none: all, of which HOUSE_PROMISES is complete once this file is read."""
-    for position, promise in enumerate(promises or (*METHOD_PROMISES, *HOUSE_PROMISES)):
+    for promise in promises or (*METHOD_PROMISES, *HOUSE_PROMISES):
         if is_exempt(promise, named.name, named.method):
             continue
         if is_quick and is_left_out(promise, named.name):
             continue
         subject = named if promise in HOUSE_PROMISES else named.trial
-        turn = quick_turn(named.name, position) if is_quick else None
-        for engine in engines_of(promise, turn, low_precision):
+        for engine in list_engines(promise, named.name, is_quick, low_precision):
             with subtests.test(promise.title, engine=engine):
                 promise.check(subject, *([engine] if engine else []))
 
@@ -312,7 +275,7 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     return [with_before_turn(call) for call in calls]
 
 
-@house_promise("beside other runs a run is the same", *BACKENDS, low_precision=True)
+@house_promise("beside other runs a run is the same", engines=BACKENDS)
 def is_the_same_beside_other_runs(named: NamedTrial, engine: str) -> None:
     """Calls answered together with another seed's and with FedAvg's are what they are alone."""
     runner = make_backend(as_engine(engine), named.trial.net(), CPU)
@@ -336,7 +299,7 @@ def drawn_turns(method: Method, played: int) -> list[Turn]:
     return method.turns(played, COHORTS[played], len(EVERYONE), generator(0, "turns", played + 1))
 
 
-@house_promise("only the cohort's rows change, and are stored", *BACKENDS, low_precision=True)
+@house_promise("only the cohort's rows change, and are stored", engines=BACKENDS)
 def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
     states, _ = named.trial.play_cohorts(engine, norm=True)
     took_part: set[int] = set()
@@ -352,73 +315,12 @@ def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
                 assert_same(*(client_row(own, client) for own in pair))
 
 
-@house_promise("training that diverges is told, and nothing is raised", *BACKENDS)
-def tells_that_training_diverged(named: NamedTrial, engine: str) -> None:
-    method, net, federation = named.method, named.trial.net(), tiny_federation()
-    if method.own_steps:
-        return  # which have lengths of their own
-    local = dataclasses.replace(LOCAL, lr=1e30)
-    outcome = record_rounds(method, net, federation, COHORTS[:1], engine=engine, local=local)[1][0]
-    finite = dict(zip(COHORTS[0], outcome.finite.tolist(), strict=True))
-    assert not finite[0]
-    if len(drawn_turns(method, 0)) == 1:  # else a client may receive what an earlier one made
-        assert finite[5]  # has one sample, and makes no step
-
-
-@house_promise(
-    "a round with a client that drops out is one for which it was not drawn; only traffic tells"
-)
-def drops_out_without_a_trace(named: NamedTrial) -> None:
-    cohort, lost = COHORTS[1], 4
-    devices = [Device(*(3 * [1e-6] if client == lost else (1e9, 1e7, 1e7))) for client in EVERYONE]
-    clock = Clock(System(deadline=1e6), devices, {})
-    state = copy.deepcopy(named.trial.play_cohorts("loop")[0][1])
-    runner = make_backend(as_engine("loop"), named.trial.net(), CPU)
-    setup = RoundSetup(runner, named.method, tiny_federation(), LOCAL, 0)
-    state, outcome, notes = play_timed_round(clock, len(cohort), setup, state, cohort)
-    drawn = [client for client in cohort if client != lost]
-    plain, without = named.trial.replay_round("loop", 1, cohort=drawn)
-    assert_same(state, plain)
-    for name in ("before", "after", "loss"):
-        assert_same(getattr(outcome, name), getattr(without, name))
-    assert (outcome.cohort, outcome.metrics, notes["late"]) == (drawn, without.metrics, 1)
-    assert all(sent >= less for sent, less in zip(outcome.traffic, without.traffic, strict=True))
-
-
-# Early stopping
-
-
-@house_promise("clients that stop early are not drawn again", *BACKENDS)
-def stops_clients_early(named: NamedTrial, engine: str) -> None:
-    """A round is as it is without; each participation sends a bit more; the run ends when nobody is
-    left.
-    """
-    method, net = named.method, named.trial.net()
-    state = make_initial_state(method, net, len(EVERYONE), CPU, stopping=True)
-    state.stopping["last"].fill_(-1.0)  # so that every loss is a rise
-    cohort = pick_cohort(state, COHORTS[0], 0)
-    assert cohort == COHORTS[0]
-    runner = make_backend(Engine(engine), net, CPU)
-    setup = RoundSetup(runner, method, tiny_federation(), LOCAL, 0)
-    by_held_out, by_training = (Stopping(early=True, lam=lam) for lam in (0.0, 1.0))
-    state, outcome = play_round(dataclasses.replace(setup, stopping=by_held_out), state, cohort)
-    plain, without = named.trial.result(engine, 0)
-    assert_same(dataclasses.replace(state, stopping={}), plain)
-    bits_up = without.traffic.bits_up + len(cohort)
-    assert outcome.traffic == without.traffic._replace(bits_up=bits_up)
-    losses = outcome.after.loss / outcome.after.total.clamp(min=1)
-    assert_same(state.stopping["last"][cohort], losses)
-    assert state.stopping["stopped"].tolist() == [client in cohort for client in EVERYONE]
-    cohort = pick_cohort(state, COHORTS[1], 0)
-    assert cohort == [1, 4]
-    state, _ = play_round(dataclasses.replace(setup, stopping=by_training), state, cohort)
-    assert pick_cohort(state, COHORTS[1], 0) == []
-
-
 # Evaluation
 
 
-@house_promise("the cohort is evaluated by what it starts from and ends with", *BACKENDS)
+@house_promise(
+    "the cohort is evaluated by what it starts from and ends with", engines=BACKENDS, binding=False
+)
 def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> None:
     """`before` is what evaluation said of these clients; of `trained` models `after` is what it
     will say.

@@ -18,7 +18,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
-from fedpfl.methods import Batch, FedALA, FedAvg, Phase
+from fedpfl.methods import Batch, FedAvg, Phase
 from tests.conftest import (
     BACKENDS,
     CLASSES,
@@ -34,7 +34,6 @@ from tests.conftest import (
     hold_out_quarter,
     participate,
     record_rounds,
-    record_states,
     take_part,
     tiny,
 )
@@ -56,21 +55,6 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
     tuned = evaluate(Blind(), net, federation, state[-1], backend, tuning=tuning)
     assert int(tuned.correct.sum()) > 0
     assert int(outcome.after.correct.sum()) > 0
-
-
-# Looks at the data before training and before evaluation
-
-
-def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
-    method = FedALA(eta=5.0)
-    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    still = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
-    adapted, tuned, shared = (
-        evaluate(own, net, federation, state, backend, tuning=tuning)
-        for own, tuning in ((method, None), (method, still), (FedAvg(), None))
-    )
-    assert_close(tuned.loss, adapted.loss, atol=1e-4)
-    assert (shared.loss - adapted.loss).abs().max() > 0.01
 
 
 @dataclass(frozen=True)

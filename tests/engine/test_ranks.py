@@ -49,7 +49,6 @@ from tests.conftest import (
     CPU,
     LOCAL,
     SETTINGS,
-    assert_close,
     assert_same,
     flatten,
     keep_quick,
@@ -242,14 +241,6 @@ def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, toget
         assert_same(found, alone)
 
 
-@pytest.mark.full
-def test_on_the_batched_backend_processes_agree_and_one_alone_is_within_rounding(together):
-    alone = played(["fedobp"], "batched")
-    one, other = together(2, "batched", "fedobp")
-    assert_same(one, other)
-    assert_close(one, alone, atol=1e-4, rtol=1e-4)
-
-
 # The command
 
 
@@ -297,13 +288,13 @@ def test_a_run_on_several_processes_is_that_of_one_and_process_0_alone_writes_an
         assert_ends_alike(tmp_path / "run", alone)
 
 
-KILLS = {
-    (0, "in a round"): "wrap(METHODS['fedobp'], 'finish', 3, after)",
-    (0, "at a checkpoint"): "wrap(torch, 'save', 2, torn)",
-    (1, "before round 1"): "wrap(train.session, 'build_run', 1, after)",
-    (1, "at a checkpoint"): "wrap(rundir.NullRunDirectory, 'checkpoint', 2, after)",
-}
-"""How a process kills itself at a moment, by its rank."""
+KILLS = [
+    (0, "wrap(METHODS['fedobp'], 'finish', 3, after)", 2, None),
+    (0, "wrap(torch, 'save', 2, torn)", 3, 1),
+    (1, "wrap(train.session, 'build_run', 1, after)", 3, None),
+    (1, "wrap(rundir.NullRunDirectory, 'checkpoint', 2, after)", 1, 2),
+]
+"""A rank, how it kills itself, how many processes go on, and from which round, where it is known."""
 SLOW = """
 import time
 rundir.NullRunDirectory.checkpoint = lambda *_: None
@@ -315,47 +306,28 @@ train.main()
 """
 
 
-def killed(rank: int, moment: str, cwd: Path) -> Result:
-    """Two processes of which one kills itself at a moment."""
-    script = TOOLS + SLOW.format(rank=rank, kill=KILLS[rank, moment])
-    result = wait_for(torchrun(2, *RUN, cwd=cwd, script=script))
+@pytest.mark.full
+@pytest.mark.parametrize(("rank", "kill", "count", "saved_round"), KILLS)
+def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
+    rank, kill, count, saved_round, tmp_path, alone
+):
+    script, run = TOOLS + SLOW.format(rank=rank, kill=kill), tmp_path / "run"
+    result = wait_for(torchrun(2, *RUN, cwd=tmp_path, script=script))
     assert result.code != 0
     assert "Signal 9 (SIGKILL)" in result.err
-    return result
-
-
-def go_on(count: int, cwd: Path, alone: Path) -> Result:
-    """Go on in so many processes, and end as one process alone."""
-    if count == 1:
-        resumed = run_command(*RUN, cwd=cwd)
-    else:
-        resumed = wait_for(torchrun(count, *RUN, cwd=cwd))
-    assert resumed.code == 0, resumed.err
-    assert_ends_alike(cwd / "run", alone)
-    return resumed
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("rank", "moment", "then"),
-    [
-        *((0, "in a round", 2), (0, "at a checkpoint", 3)),
-        *((1, "before round 1", 3), (1, "at a checkpoint", 1)),
-    ],
-)
-def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
-    rank, moment, then, tmp_path, alone
-):
-    result = killed(rank, moment, tmp_path)
-    assert len(result.complaints) == 1, result.err
-    assert result.complaints[0].endswith("; the same command goes on from the last checkpoint")
-    run = tmp_path / "run"
+    (line,) = result.complaints
+    assert line.endswith("; the same command goes on from the last checkpoint")
     assert not (run / "summary.json").exists() or read_summary(run)["status"] == "running"
     assert not list(run.glob(".*.tmp")) or rank == 0
-    if moment == "at a checkpoint":
-        assert int(read_checkpoint(run)["round"]) == 1 + rank  # process 0 saves what is left
-    resumed = go_on(then, tmp_path, alone)
-    assert ("resumed" in resumed.err) == (moment != "before round 1")
+    if saved_round:
+        assert int(read_checkpoint(run)["round"]) == saved_round
+    if count > 1:
+        resumed = wait_for(torchrun(count, *RUN, cwd=tmp_path))
+    else:
+        resumed = run_command(*RUN, cwd=tmp_path)
+    assert resumed.code == 0, resumed.err
+    assert_ends_alike(run, alone)
+    assert ("resumed" in resumed.err) == ("build_run" not in kill)
 
 
 @pytest.mark.full
