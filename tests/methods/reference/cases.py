@@ -81,20 +81,26 @@ class Case:
     rounds: int = 3
 
 
-def normed(method: Any, loops: Loops, **values: Any) -> Case:
-    return Case(method, loops, **{"world": "norm", **values})
-
-
-def longer(method: Any, loops: Loops, margin: float = 1e-7, **values: Any) -> Case:
-    return Case(method, loops, cohorts=LONGER, margin=margin, **values)
-
-
 def by_prefix(*own: str) -> Loops:
     """Parameters and statistics of these prefixes are the client's own."""
     return lambda s, a: plain.split(s, lambda name: name.startswith(own))
 
 
 CASES: dict[str, Case] = {}
+
+
+def add(loops: Loops, methods: dict[str, Any], world: str = "", **values: Any) -> None:
+    """Add cases of one loop; those with a name that ends in norm have BatchNorm."""
+    for name, method in methods.items():
+        words = f"{world} norm".strip() if name.endswith("norm") else world
+        CASES[name] = Case(method, loops, words, **values)
+
+
+def first_server(method: Any, world: str = "") -> Any:
+    """The server's initial state, from which the loops begin, too."""
+    net = make_world(world)[0]
+    return method.init(net.params, dataclasses.replace(net.parts, clients=10))[0]
+
 
 # One model, or two
 
@@ -112,50 +118,44 @@ def last_models(report: RoundReport) -> Any:
 
 
 fedphp = partial(models.fedphp, planned=PLANNED)
-CASES |= {
-    "fedavg": Case(m.FedAvg(), lambda s, a: plain.play(s)),
-    "centralized-norm": normed(m.Centralized(), models.centralized),
-    "fedprox": Case(m.FedProx(mu=0.5), models.fedprox),
-    "fedavgm": Case(m.FedAvgM(0.3, 0.5), models.fedavgm),
-    "fedavgm-nesterov": Case(m.FedAvgM(0.3, 0.8, nesterov=True), models.fedavgm),
-    "fedadam": Case(m.FedAdam(0.1, 0.5, 0.6, 0.05), models.fedopt),
-    "fedyogi": Case(m.FedYogi(), models.fedopt),
-    "fedper": Case(m.FedPer(), by_prefix("classifier")),
-    "ditto": Case(m.Ditto(lam=0.7, personal_epochs=1), models.ditto),
-    "local_only": Case(m.LocalOnly(), by_prefix("")),
-    "lg_fedavg": Case(m.LGFedAvg(), by_prefix("conv", "fc")),
-    "lg_fedavg-as_published": Case(
-        m.LGFedAvg(variant="as_published"), by_prefix("fc", "classifier")
-    ),
-    "fedbn": normed(m.FedBN(), by_prefix("norm")),
-    "fedrep": Case(m.FedRep(), lambda s, a: models.fedrep(s, 1, 1)),
-    # Nobody's head ever moves, so nobody's differs: it trains for no epoch.
-    "fedbabu": Case(m.FedBABU(), lambda s, a: models.fedrep(s, 0, 2)),
-    # Controls are gradients; the formula divides small differences by lr.
-    "scaffold": Case(m.Scaffold(0.5), models.scaffold, local=PLAIN),
-    # The server's step divides by alpha in the loops and not in the method.
-    "feddyn-cloud": Case(m.FedDyn(0.1), models.feddyn, extras=duals),
-    "feddyn-all": Case(m.FedDyn(0.5, "all"), models.feddyn, extras=duals),
-    "moon-norm": normed(m.Moon(5.0, 0.2), models.moon, extras=last_models),
-    "fedphp": Case(
-        m.FedPHP("kd", 0.1, 0.9, 0.5), fedphp, cohorts=LONGER
-    ),  # some come more often than expected
-    "fedphp-mmd-norm": normed(
-        m.FedPHP("mmd", 0.3, 0.9, 0.5), fedphp, tolerance=(2e-5, 1e-5), cohorts=LONGER
-    ),
-    "pfedsd-norm": normed(m.PFedSD(), models.pfedsd),
-    "pfedsd-train": normed(m.PFedSD(1.0, 1.0, teacher="train"), models.pfedsd),
-    "pfedme": normed(m.PFedMe(), models.pfedme),
-    "pfedme-samples": Case(m.PFedMe(average="samples", **PFEDME), models.pfedme),
+add(lambda s, a: plain.play(s), {"fedavg": m.FedAvg()})
+add(models.centralized, {"centralized-norm": m.Centralized()})
+add(models.fedprox, {"fedprox": m.FedProx(mu=0.5)})
+NESTEROV = m.FedAvgM(0.3, 0.8, nesterov=True)
+add(models.fedavgm, {"fedavgm": m.FedAvgM(0.3, 0.5), "fedavgm-nesterov": NESTEROV})
+add(models.fedopt, {"fedadam": m.FedAdam(0.1, 0.5, 0.6, 0.05), "fedyogi": m.FedYogi()})
+add(models.ditto, {"ditto": m.Ditto(lam=0.7, personal_epochs=1)})
+add(by_prefix("classifier"), {"fedper": m.FedPer()})
+add(by_prefix(""), {"local_only": m.LocalOnly()})
+add(by_prefix("conv", "fc"), {"lg_fedavg": m.LGFedAvg()})
+add(by_prefix("fc", "classifier"), {"lg_fedavg-published": m.LGFedAvg(variant="as_published")})
+add(by_prefix("norm"), {"fedbn-norm": m.FedBN()})
+add(lambda s, a: models.fedrep(s, 1, 1), {"fedrep": m.FedRep()})
+# Nobody's head ever moves, so nobody's differs: it trains for no epoch.
+add(lambda s, a: models.fedrep(s, 0, 2), {"fedbabu": m.FedBABU()})
+add(models.scaffold, {"scaffold": m.Scaffold(0.5)}, local=PLAIN)
+add(models.feddyn, {"feddyn": m.FedDyn(0.1), "feddyn-all": m.FedDyn(0.5, "all")}, extras=duals)
+add(models.moon, {"moon-norm": m.Moon(5.0, 0.2)}, extras=last_models)
+# Some come more often than expected.
+FEDPHP = {
+    "fedphp": m.FedPHP("kd", 0.1, 0.9, 0.5),
+    "fedphp-mmd-norm": m.FedPHP("mmd", 0.3, 0.9, 0.5),
 }
-CASES |= {
-    f"per_fedavg-{version}-norm": normed(
-        m.PerFedAvg(version, inner_lr=0.2, outer_lr=0.05, delta=0.05, adapt_steps=steps),
-        partial(models.per_fedavg, adapt=draw_order("adapt")),
-        local=SMALL,
-    )
-    for version, steps in (("fo", 4), ("hf", 1))
-}
+fedphp = partial(models.fedphp, planned=PLANNED)
+add(fedphp, FEDPHP, cohorts=LONGER, tolerance=(2e-5, 1e-5))
+PFEDSD = {"pfedsd-norm": m.PFedSD(), "pfedsd-train-norm": m.PFedSD(1.0, 1.0, teacher="train")}
+add(models.pfedsd, PFEDSD)
+SAMPLES = m.PFedMe(average="samples", **PFEDME)
+add(models.pfedme, {"pfedme-norm": m.PFedMe(), "pfedme-samples": SAMPLES})
+META = {"inner_lr": 0.2, "outer_lr": 0.05, "delta": 0.05}
+add(
+    partial(models.per_fedavg, adapt=draw_order("adapt")),
+    {
+        "per_fedavg-fo-norm": m.PerFedAvg("fo", adapt_steps=4, **META),
+        "per_fedavg-hf-norm": m.PerFedAvg("hf", adapt_steps=1, **META),
+    },
+    local=SMALL,
+)
 
 
 def alphas(report: RoundReport) -> Any:
@@ -168,18 +168,9 @@ def have_moved(want: plain.Result) -> bool:
     return len(values.unique()) > 5 and bool(((values > 0) & (values < 1)).all())
 
 
-CASES |= {
-    "apfl-output-plain": Case(
-        m.APFL(alpha_lr=0.5), models.apfl, extras=alphas, check=have_moved, evaluated="logits"
-    ),
-    "apfl-param-norm": normed(
-        m.APFL(0.3, mixing="param", alpha_lr=0.2, alpha_decay=0.1, cold_start="global"),
-        models.apfl,
-        extras=alphas,
-        check=have_moved,
-        evaluated="logits",
-    ),
-}
+MIXED = {"mixing": "param", "alpha_lr": 0.2, "alpha_decay": 0.1, "cold_start": "global"}
+APFL = {"apfl-output": m.APFL(alpha_lr=0.5), "apfl-param-norm": m.APFL(0.3, **MIXED)}
+add(models.apfl, APFL, extras=alphas, check=have_moved, evaluated="logits")
 
 
 def sample_order(purpose: str) -> Any:
@@ -194,54 +185,42 @@ def have_tuned(want: plain.Result) -> bool:
     return want.counts[0] > 1
 
 
-CASES |= {
-    "fedala-0": Case(m.FedALA(), fedala_loops("classifier")),
-    "fedala-1": Case(m.FedALA(layers=2, eta=5.0, share=1.0), fedala_loops("classifier", "fc")),
-    "knn_per-logits": Case(
-        m.KNNPer(3, 0.8, 0.05, distance="euclidean", mix="logits"), models.knn_per, "held"
-    ),
-    "knn_per-tuned": Case(
-        m.KNNPer(k=5, lam=None, scale=0.1), models.knn_per, "held", check=have_tuned
-    ),
-}
-
-
-def pfedhn(s: plain.Setting, method: Any) -> plain.Result:
-    """From the method's own initial values."""
-    net = make_world("")[0]
-    server, _ = method.init(net.params, dataclasses.replace(net.parts, clients=10))
-    return models.pfedhn(s, server["learned"], method)
+add(fedala_loops("classifier"), {"fedala-0": m.FedALA()})
+add(fedala_loops("classifier", "fc"), {"fedala-1": m.FedALA(layers=2, eta=5.0, share=1.0)})
+FAR = m.KNNPer(3, 0.8, 0.05, distance="euclidean", mix="logits")
+TUNED = m.KNNPer(k=5, lam=None, scale=0.1)
+add(models.knn_per, {"knn_per-logits": FAR}, "held")
+add(models.knn_per, {"knn_per-tuned": TUNED}, "held", check=have_tuned)
 
 
 FEW = {"hidden": 10, "lr": 0.05}
-CASES |= {
-    f"pfedhn-{name}": Case(
-        method, pfedhn, extras=lambda report: {"learned": report.state.server["learned"]}
-    )
-    for name, method in {
-        "sequential": m.PFedHN(order="sequential", rows="all", depth=1, embedding_lr=0.2, **FEW),
-        "clipped": m.PFedHN(rows="all", clip=0.02, weight_decay=0.0, **FEW),
-        "pc": m.PFedHN(variant="pc", momentum=0.5, embedding=4, clip=0.0, weight_decay=0.1, **FEW),
-    }.items()
-}
+add(
+    lambda s, a: models.pfedhn(s, first_server(a)["learned"], a),
+    {
+        "pfedhn-sequential": m.PFedHN(
+            order="sequential", rows="all", depth=1, embedding_lr=0.2, **FEW
+        ),
+        "pfedhn-clipped": m.PFedHN(rows="all", clip=0.02, weight_decay=0.0, **FEW),
+        "pfedhn-pc": m.PFedHN("pc", momentum=0.5, embedding=4, clip=0.0, weight_decay=0.1, **FEW),
+    },
+    extras=lambda report: {"learned": report.state.server["learned"]},
+)
 
 # Clusters and clouds
 
 GATHERED = [EVERYONE, EVERYONE, [0, 1, 2, 4, 5, 8], EVERYONE, [1, 3, 4, 6, 7]]
-CASES |= {  # at lengths that split whatever may be split
-    name: build(
-        method,
+for count, own in [  # at lengths that split whatever may be split
+    (4, {"cfl-single": m.CFL(eps1=9.0, eps2=0.0, warmup=1)}),
+    (3, {"cfl-lengths-norm": m.CFL(0.25, 0.3, warmup=0, linkage="complete")}),
+]:
+    add(
         groups.cfl,
-        world=f"moving {world}",  # who makes no step, has no direction
+        own,
+        "moving",  # who makes no step, has no direction
         cohorts=GATHERED,
         extras=lambda report: {"cluster_of": report.state.server["cluster_of"][:10]},
         check=lambda want, count=count: want.extras[-1]["cluster_of"].max() == count - 1,
     )
-    for name, build, world, count, method in [
-        ("cfl-single", Case, "", 4, m.CFL(eps1=9.0, eps2=0.0, warmup=1)),
-        ("cfl-lengths", normed, "norm", 3, m.CFL(0.25, 0.3, warmup=0, linkage="complete")),
-    ]
-}
 
 
 def cluster_models(method: Any, server: Any) -> list[Any]:
@@ -269,19 +248,13 @@ def clusters(report: RoundReport) -> Any:
     }
 
 
-CASES |= {
-    name: build(
-        method,
-        ifca,
-        extras=clusters,
-        margin=1e-5,
-        check=lambda want: any(own["shares"].max() < 1 for own in want.extras),
-    )
-    for name, build, method in [
-        ("ifca-three", normed, m.IFCA(clusters=3)),
-        ("ifca-shared", Case, m.IFCA(clusters=3, layers=1)),
-    ]
-}
+add(
+    ifca,
+    {"ifca-three-norm": m.IFCA(clusters=3), "ifca-shared": m.IFCA(clusters=3, layers=1)},
+    extras=clusters,
+    margin=1e-5,
+    check=lambda want: any(own["shares"].max() < 1 for own in want.extras),
+)
 
 
 def affinities(report: RoundReport) -> Any:
@@ -295,36 +268,24 @@ def relations(report: RoundReport) -> Any:
     return {"cores": report.state.server["cores"], "p": p}
 
 
-CASES |= {
-    # At a sigma of the order of these networks' squared distances
-    "fedamp-cloud": normed(
-        m.FedAMP(sigma=0.3, start_from="cloud", pool="last_round", pull=0.5), groups.fedamp
-    ),
-    "heurfedamp": Case(m.FedAMP("heurfedamp", sigma=20.0, share=0.8, pull=1.0), groups.fedamp),
-}
-CASES |= {
-    name: Case(
-        method,
-        groups.fedfomo,
-        world,
-        cohorts=[*COHORTS, [0, 1, 2, 5, 8]],  # the third time for some
-        extras=affinities,
-        looser=(1e-4, 1e-3),
-        margin=1e-5,
-        check=lambda want: bool((want.extras[-1]["affinity"] < 0).any()),
-    )
-    for name, world, method in [
-        ("fedfomo-baseline", "held", m.FedFomo(candidates=9)),
-        ("fedfomo-norm", "held norm", m.FedFomo(9, fallback="keep", pool="all")),
-    ]
-}
-CASES |= {
-    name: build(method, partial(groups.apple, rounds=3), extras=relations)
-    for name, build, method in [
-        ("apple-exponential", Case, m.APPLE(rate=0.5, mu=2.0, until=0.6)),
-        ("apple-cosine", normed, m.APPLE(rate=2.0, mu=1.0, schedule="cosine", until=2.0)),
-    ]
-}
+# At a sigma of the order of these networks' squared distances
+CLOUD = m.FedAMP(sigma=0.3, start_from="cloud", pool="last_round", pull=0.5)
+add(groups.fedamp, {"fedamp-norm": CLOUD})
+add(groups.fedamp, {"heurfedamp": m.FedAMP("heurfedamp", sigma=20.0, share=0.8, pull=1.0)})
+KEPT = m.FedFomo(9, fallback="keep", pool="all")
+add(
+    groups.fedfomo,
+    {"fedfomo": m.FedFomo(candidates=9), "fedfomo-norm": KEPT},
+    "held",
+    cohorts=[*COHORTS, [0, 1, 2, 5, 8]],  # the third time for some
+    extras=affinities,
+    looser=(1e-4, 1e-3),
+    margin=1e-5,
+    check=lambda want: bool((want.extras[-1]["affinity"] < 0).any()),
+)
+COSINE = m.APPLE(rate=2.0, mu=1.0, schedule="cosine", until=2.0)
+APPLE = {"apple": m.APPLE(rate=0.5, mu=2.0, until=0.6), "apple-cosine-norm": COSINE}
+add(partial(groups.apple, rounds=3), APPLE, extras=relations)
 
 # Low-rank adapters
 
@@ -344,23 +305,15 @@ def drawn_pairs(t: int, i: int) -> Any:
     return m.FedALT("own").sample(server, Draws(SEED, "train", t).server(i))["drawn"]
 
 
-LORA = {
-    "fedsa_lora": (m.FedSALoRA(), lambda s, a: models.by_name(s, is_own_b)),
-    "ffa_lora": (m.FFALoRA(), lambda s, a: models.by_name(s, is_moving=is_own_b)),
-    "ffa_lora-frozen": (m.FFALoRA("frozen"), lambda s, a: models.by_name(s, is_moving=is_b)),
-    "fedalt": (m.FedALT(), lambda s, a: models.fedalt(s)),
-    "fedalt-own": (m.FedALT("own"), lambda s, a: models.fedalt(s, drawn_pairs)),
-    "sdflora": (m.SDFLoRA(0.5), lambda s, a: models.sdflora(s)),
-}
-CASES |= {
-    f"{name}-lora": Case(method, loops, f"lora{method.pairs or 1}")
-    for name, (method, loops) in LORA.items()
-}
+add(lambda s, a: models.by_name(s, is_own_b), {"fedsa_lora": m.FedSALoRA()}, "lora1")
+add(lambda s, a: models.by_name(s, is_moving=is_own_b), {"ffa_lora": m.FFALoRA()}, "lora1")
+FROZEN = {"ffa_lora-frozen": m.FFALoRA("frozen")}
+add(lambda s, a: models.by_name(s, is_moving=is_b), FROZEN, "lora1")
+add(lambda s, a: models.fedalt(s), {"fedalt": m.FedALT()}, "lora2")
+add(lambda s, a: models.fedalt(s, drawn_pairs), {"fedalt-own": m.FedALT("own")}, "lora2")
+add(lambda s, a: models.sdflora(s), {"sdflora": m.SDFLoRA(0.5)}, "lora1")
 
 # Features and heads
-
-
-fedas = partial(heads.fedas, order=draw_order(stream="align"))
 
 
 def prototypes(report: RoundReport) -> Any:
@@ -372,28 +325,27 @@ def prototypes(report: RoundReport) -> Any:
     return {"mean": there, "seen": report.state.server["seen"]}
 
 
-CASES |= {
-    "fedas-norm": normed(m.FedAS(align_lr=0.01), fedas),
-    "fedas-init": Case(
-        m.FedAS(align_lr=0.1, align_epochs=2, first="init", judge="received"), fedas
-    ),
-    "fedas-means": Case(
-        m.FedAS(align_lr=0.1, first="global", align="means", weights="samples"), fedas
-    ),
-    # Regularisers and mixtures add a rounding or two to a step's.
-    "fedrod-0.5": Case(m.FedRoD(gamma=0.5), heads.fedrod),
-    "flute-0": normed(m.FLUTE(), heads.flute, tolerance=(1e-5, 1e-4)),
-    "fedpac-two": Case(m.FedPAC(5.0, 2, 1, 0.02), heads.fedpac, margin=1e-5),
-    "fedpac-norm": normed(m.FedPAC(), heads.fedpac, tolerance=(1e-5, 1e-4), margin=1e-5),
-}
-CASES |= {
-    name: Case(method, heads.fedproto, world, extras=prototypes)
-    for name, world, method in [
-        ("fedproto-nearest", "", m.FedProto()),
-        ("fedproto-nearest_own", "", m.FedProto(5.0, "all_epochs", "counts", "nearest_own")),
-        ("fedproto-head-norm", "norm", m.FedProto(3.0, "final", "uniform", "head")),
-    ]
-}
+add(
+    partial(heads.fedas, order=draw_order(stream="align")),
+    {
+        "fedas-norm": m.FedAS(align_lr=0.01),
+        "fedas-init": m.FedAS(align_lr=0.1, align_epochs=2, first="init", judge="received"),
+        "fedas-means": m.FedAS(align_lr=0.1, first="global", align="means", weights="samples"),
+    },
+)
+add(heads.fedrod, {"fedrod": m.FedRoD(gamma=0.5)})
+add(heads.flute, {"flute-norm": m.FLUTE()}, tolerance=(1e-5, 1e-4))
+FEDPAC = {"fedpac-two": m.FedPAC(5.0, 2, 1, 0.02), "fedpac-norm": m.FedPAC()}
+add(heads.fedpac, FEDPAC, tolerance=(1e-5, 1e-4), margin=1e-5)
+add(
+    heads.fedproto,
+    {
+        "fedproto-nearest": m.FedProto(),
+        "fedproto-nearest_own": m.FedProto(5.0, "all_epochs", "counts", "nearest_own"),
+        "fedproto-head-norm": m.FedProto(3.0, "final", "uniform", "head"),
+    },
+    extras=prototypes,
+)
 
 
 def draw_noise(t: int, i: int, epoch: int) -> Tensor:
@@ -407,9 +359,8 @@ def draw_noise(t: int, i: int, epoch: int) -> Tensor:
 
 
 def fedcp(s: plain.Setting, method: Any) -> plain.Result:
-    net = make_world("")[0]
-    policy = method.init(net.params, net.parts)[0]["policy"]
-    return heads.fedcp(s, method, policy, draw_noise if method.policy_noise == "train" else None)
+    noise = draw_noise if method.policy_noise == "train" else None
+    return heads.fedcp(s, method, first_server(method)["policy"], noise)
 
 
 def fedcp_server(report: RoundReport) -> Any:
@@ -421,52 +372,33 @@ def client_heads(report: RoundReport) -> list[Any]:
     return [tree.take(report.state.clients["head"], i) for i in EVERYONE]
 
 
-CASES |= {  # kernels of distances by another formula
-    name: Case(
-        method,
-        fedcp,
-        world,
-        tolerance,
-        shared=fedcp_server,
-        extras=lambda report: {"own": client_heads(report)},
-        evaluated="logits",
-        looser=(1e-4, 1e-4),
-    )
-    for name, world, tolerance, method in [
-        ("fedcp-noise-norm", "norm", (2e-5, 1e-4), m.FedCP()),
-        ("fedcp-off", "", (1e-5, 0.0), m.FedCP(lam=0.3, policy_noise="off")),
-    ]
-}
+add(  # kernels of distances by another formula
+    fedcp,
+    {"fedcp-norm": m.FedCP(), "fedcp-off": m.FedCP(lam=0.3, policy_noise="off")},
+    tolerance=(2e-5, 1e-4),
+    shared=fedcp_server,
+    extras=lambda report: {"own": client_heads(report)},
+    evaluated="logits",
+    looser=(1e-4, 1e-4),
+)
 
 
 def gpfl_extra(server: Any) -> Any:
     return tree.select(server, ("embeddings", "valve"))
 
 
-def gpfl(s: plain.Setting, method: Any) -> plain.Result:
-    net = make_world("")[0]
-    return heads.gpfl(s, method, gpfl_extra(method.init(net.params, net.parts)[0]))
-
-
 def gpfl_server(report: RoundReport) -> Any:
     return {"model": shared_model(report), "extra": gpfl_extra(report.state.server)}
 
 
-CASES |= {  # a layer normalisation and cosines divide by small numbers
-    name: Case(
-        method,
-        gpfl,
-        world,
-        tolerance=(2e-5, 1e-4),
-        shared=gpfl_server,
-        extras=lambda report: {"head": client_heads(report)},
-        evaluated="logits",
-    )
-    for name, world, method in [
-        ("gpfl-frobenius", "", m.GPFL()),
-        ("gpfl-mean-norm", "norm", m.GPFL(0.3, 0.0, "mean")),
-    ]
-}
+add(  # a layer normalisation and cosines divide by small numbers
+    lambda s, a: heads.gpfl(s, a, gpfl_extra(first_server(a))),
+    {"gpfl-frobenius": m.GPFL(), "gpfl-mean-norm": m.GPFL(0.3, 0.0, "mean")},
+    tolerance=(2e-5, 1e-4),
+    shared=gpfl_server,
+    extras=lambda report: {"head": client_heads(report)},
+    evaluated="logits",
+)
 
 
 def biases(report: RoundReport) -> Any:
@@ -474,15 +406,15 @@ def biases(report: RoundReport) -> Any:
     return {"mean": mean, "u": u}
 
 
-CASES |= {
-    name: Case(
-        method, partial(heads.feddbe, first=draw_order("gather")), extras=biases, evaluated="logits"
-    )
-    for name, method in {
-        "feddbe-0": m.FedDBE(kappa=20.0, rho=0.3, bias_lr=0.5),
-        "feddbe-1": m.FedDBE(kappa=20.0, rho=0.6, bias_lr=0.1, mean="data"),
-    }.items()
-}
+add(
+    partial(heads.feddbe, first=draw_order("gather")),
+    {
+        "feddbe": m.FedDBE(kappa=20.0, rho=0.3, bias_lr=0.5),
+        "feddbe-data": m.FedDBE(kappa=20.0, rho=0.6, bias_lr=0.1, mean="data"),
+    },
+    extras=biases,
+    evaluated="logits",
+)
 
 
 def fedgen(s: plain.Setting, method: Any) -> plain.Result:
@@ -494,25 +426,20 @@ def fedgen(s: plain.Setting, method: Any) -> plain.Result:
     def random(t: int, i: int, epoch: int) -> Tensor:
         return draw_randoms(t, i, epoch, 2 * method.noise + 1)
 
-    net = make_world("")[0]
-    made = method.init(net.params, net.parts)[0]["generator"]
-    return heads.fedgen(s, made, method, random, drawn)
+    return heads.fedgen(s, first_server(method)["generator"], method, random, drawn)
 
 
 TAUGHT = {"noise": 6, "hidden": 9, "steps": 4, "batch": 8, "lr": 0.02}
-CASES |= {  # Adam divides small gradients by their size, which amplifies rounding
-    f"fedgen-{name}": Case(
-        method,
-        fedgen,
-        shared=lambda report: {**report.state.server["body"], **report.state.server["head"]},
-        extras=lambda report: {"generator": report.state.server["generator"]},
-        looser=(2e-5, 1e-4),
-    )
-    for name, method in {
-        "paper": m.FedGen(3.0, teacher="mean_logits", labels="frequency", decay=0.5, **TAUGHT),
-        "other": m.FedGen(2e-4, beta=0.0, decay=0.3, weight_decay=0.1, **TAUGHT),
-    }.items()
-}
+add(  # Adam divides small gradients by their size, which amplifies rounding
+    fedgen,
+    {
+        "fedgen": m.FedGen(3.0, teacher="mean_logits", labels="frequency", decay=0.5, **TAUGHT),
+        "fedgen-other": m.FedGen(2e-4, beta=0.0, decay=0.3, weight_decay=0.1, **TAUGHT),
+    },
+    shared=lambda report: {**report.state.server["body"], **report.state.server["head"]},
+    extras=lambda report: {"generator": report.state.server["generator"]},
+    looser=(2e-5, 1e-4),
+)
 
 
 def floco(s: plain.Setting, method: Any) -> plain.Result:
@@ -522,23 +449,19 @@ def floco(s: plain.Setting, method: Any) -> plain.Result:
             i, "main", epoch, steps, numbers
         )
 
-    net = make_world("")[0]
-    ends = method.init(net.params, net.parts)[0]["endpoints"][plain.HEAD[0]]
+    ends = first_server(method)["endpoints"][plain.HEAD[0]]
     return heads.floco(s, method, ends, random, draw_order("gather"))
 
 
-CASES |= {  # centres come from the singular vectors of 10 clients' small differences
-    name: Case(
-        method,
-        floco,
-        shared=lambda report: {**report.state.server["shared"], **report.state.server["endpoints"]},
-    )
-    for name, method in {
+add(  # centres come from the singular vectors of 10 clients' small differences
+    floco,
+    {
         "floco-wide": m.Floco(endpoints=4, tau=2, rho=0.5),
         "floco-plus": m.FlocoPlus(endpoints=3, tau=1, pers_epochs=2, lam=0.7),
         "floco-cold": m.FlocoPlus(endpoints=3, tau=2, pers_epochs=1, cold_start="global"),
-    }.items()
-}
+    },
+    shared=lambda report: {**report.state.server["shared"], **report.state.server["endpoints"]},
+)
 
 
 def pfedfda_server(report: RoundReport) -> Any:
@@ -546,15 +469,9 @@ def pfedfda_server(report: RoundReport) -> Any:
     return {"body": shared_model(report), "mean": report.state.server["mean"], "cov": cov}
 
 
-def pfedfda_loops(s: plain.Setting, method: Any) -> plain.Result:
-    net = make_world("norm")[0]
-    return heads.pfedfda(s, method.init(net.params, net.parts)[0]["mean"])
-
-
-CASES["pfedfda"] = Case(  # the search for beta stops where its steps are that small
-    m.PFedFDA(),
-    pfedfda_loops,
-    "norm",
+add(  # the search for beta stops where its steps are that small
+    lambda s, a: heads.pfedfda(s, first_server(a)["mean"]),
+    {"pfedfda-norm": m.PFedFDA()},
     cohorts=COHORTS[:2],  # as each search takes long
     tolerance=(1e-4, 1e-4),
     shared=pfedfda_server,
@@ -572,42 +489,51 @@ def choices(report: RoundReport) -> Any:
     return {"q": report.state.clients["q"][report.cohort], "shares": torch.tensor(shares)}
 
 
-feddpa = partial(masks.feddpa, order=draw_order(stream="personal"))
-fedselect = partial(masks.fedselect, order=draw_order(stream="personal"))
-seqfededt = partial(masks.seqfededt, turns=draw_turns)
-CASES |= {
-    name: longer(
-        method, masks.fedobp, 1e-5, extras=lambda report: {"own": report.state.clients["model"]}
-    )
-    for name, method in {
+add(
+    masks.fedobp,
+    {
         "fedobp": m.FedOBP(q=0.9),
         "fedobp-published": m.FedOBP(q=0.9, score="obp_as_published", ema=0.3),
         "fedobp-classifier": m.FedOBP(q=0.5, classifier_only=True, scope="tensor"),
         "fedobp-gradient": m.FedOBP(q=0.5, score="gradient", scope="tensor", cold_start="initial"),
-    }.items()
-}
-CASES |= {
-    "fedobp_adaptive": Case(
-        m.FedOBPAdaptive(q=SEVERAL),
-        masks.fedobp_choosing,
-        "held",  # three clients are too small to hold anything out
-        cohorts=[*COHORTS, [0, 4, 6], [2, 4, 6]],
-        extras=choices,
-        margin=1e-5,
-        check=lambda want: {q for own in want.extras for q in own["q"].tolist()} == {*SEVERAL},
-    ),
-    "feddpa-phases": Case(m.FedDPA(0.05, lam1=0.5, lam2=0.3, clip=0.2), feddpa, margin=1e-6),
-    "fedselect-all": longer(m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08), fedselect),
-    "fedselect-window": longer(m.FedSelect(p=0.4, delta="window", every=1), fedselect),
-    "fedselect-least": longer(m.FedSelect(personalise="least", p=0.4, lr_u=0.08), fedselect, 1e-6),
-    "pspfl-norm": normed(m.PSPFL(0.5), masks.pspfl, margin=1e-5),
-    "pspfl-all": longer(m.PSPFL(0.7, "all"), masks.pspfl, 1e-5),
-    "seqfededt-squared-norm": normed(m.SeqFedEDT("squared", 0.9), seqfededt, margin=1e-6),
-    "seqfededt-importance": longer(m.SeqFedEDT("importance", 0.3), seqfededt, margin=1e-4),
-    "seqfededt-difference": longer(
-        m.SeqFedEDT("difference", 0.5, classifier_only=True), seqfededt, margin=1e-4
-    ),
-}
+    },
+    cohorts=LONGER,
+    margin=1e-5,
+    extras=lambda report: {"own": report.state.clients["model"]},
+)
+add(
+    masks.fedobp_choosing,
+    {"fedobp_adaptive": m.FedOBPAdaptive(q=SEVERAL)},
+    "held",  # three clients are too small to hold anything out
+    cohorts=[*COHORTS, [0, 4, 6], [2, 4, 6]],
+    extras=choices,
+    margin=1e-5,
+    check=lambda want: {q for own in want.extras for q in own["q"].tolist()} == {*SEVERAL},
+)
+PERSONAL = draw_order(stream="personal")
+PHASES = {"feddpa-phases": m.FedDPA(0.05, lam1=0.5, lam2=0.3, clip=0.2)}
+add(partial(masks.feddpa, order=PERSONAL), PHASES, margin=1e-6)
+add(
+    partial(masks.fedselect, order=PERSONAL),
+    {
+        "fedselect-all": m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08),
+        "fedselect-window": m.FedSelect(p=0.4, delta="window", every=1),
+        "fedselect-least": m.FedSelect(personalise="least", p=0.4, lr_u=0.08),
+    },
+    cohorts=LONGER,
+    margin=1e-7,
+)
+PSPFL = {"pspfl-norm": m.PSPFL(0.5), "pspfl-all": m.PSPFL(0.7, "all")}
+add(masks.pspfl, PSPFL, cohorts=LONGER, margin=1e-5)
+add(
+    partial(masks.seqfededt, turns=draw_turns),
+    {
+        "seqfededt-norm": m.SeqFedEDT("squared", 0.9),
+        "seqfededt-importance": m.SeqFedEDT("importance", 0.3),
+        "seqfededt-difference": m.SeqFedEDT("difference", 0.5, classifier_only=True),
+    },
+    margin=1e-6,
+)
 
 
 def critical(report: RoundReport) -> Any:
@@ -620,16 +546,11 @@ def differ_in_partners(want: plain.Result) -> bool:
 
 
 DELTA = m.FedPURIN(tau=0.7, beta=3, score="delta", judge="dense")
+HESSIAN = m.FedPURIN(tau=0.2, hessian=True, include_norm=True, cutoff=-1.0)
+PURIN = {"fedpurin-hessian": HESSIAN, "fedcac": m.FedCAC(beta=6), "fedpurin-delta": DELTA}
 CRITICAL = {"extras": critical, "margin": 1e-5, "check": differ_in_partners}
-CASES |= {
-    name: Case(method, masks.fedpurin, cohorts=LONGER, **CRITICAL)
-    for name, method in {
-        "fedpurin-delta": DELTA,
-        "fedpurin-hessian": m.FedPURIN(tau=0.2, hessian=True, include_norm=True, cutoff=-1.0),
-        "fedcac": m.FedCAC(beta=6),
-    }.items()
-}
-CASES["fedpurin-delta-norm"] = Case(DELTA, masks.fedpurin, "norm", **CRITICAL)
+add(masks.fedpurin, PURIN, cohorts=LONGER, **CRITICAL)
+add(masks.fedpurin, {"fedpurin-delta-norm": DELTA}, **CRITICAL)
 
 # Sub-models
 
@@ -681,7 +602,7 @@ SETS = {  # by round and client
 }
 
 
-def pruned(kind: Any, score: str, begin: str) -> Case:
+def pruned(score: str, begin: str) -> Loops:
     def loops(s: plain.Setting, method: Any) -> plain.Result:
         sets: dict[int, Sets] = {}
 
@@ -696,7 +617,7 @@ def pruned(kind: Any, score: str, begin: str) -> Case:
 
         return submodels.play_small(s, lambda t, i: sets[i], receive=receive)
 
-    return normed(kind(widths=WIDTHS, ranking_lr=0.05, first=begin), loops)
+    return loops
 
 
 def heterofl(sets: str, rate: Any = width, untrained: str = "fixed") -> Loops:
@@ -708,25 +629,19 @@ def played(sets: str, untrained: str = "") -> Loops:
     return lambda s, a: submodels.play_small(s, SETS[sets], untrained=before)
 
 
-ANY = {"weighting": "samples", "masked": False}
-CASES |= {
-    "fedspu": normed(m.FedSPU(widths=WIDTHS), lambda s, a: submodels.fedspu(s, SETS["drawn"])),
-    # Whose statistics are averaged at the server
-    "random_dropout": Case(m.RandomDropout(widths=WIDTHS, judge="own"), played("drawn")),
-    "fjord": normed(m.FjORD(widths=WIDTHS), played("prefix", "prefix")),
-    "hermes": pruned(m.Hermes, "l2", "initial"),
-    "fedmp": pruned(m.FedMP, "l1", "current"),
-    "prunefl": pruned(m.PruneFL, "gradient", "initial"),
-    "heterofl-scaler": Case(m.HeteroFL(widths=WIDTHS, scaler=True), heterofl("fixed")),
-    "heterofl": normed(m.HeteroFL(widths=WIDTHS), heterofl("fixed")),
-    "heterofl-drawn": normed(
-        m.HeteroFL(widths=WIDTHS, dynamic=True, scaler=True, **ANY),
-        heterofl("drawn first", drawn_width),
-    ),
-    "fedrolex-norm": normed(
-        m.FedRolex(widths=WIDTHS, scaler=True), heterofl("rolled", untrained="rolled")
-    ),
-}
+RANKED = {"widths": WIDTHS, "ranking_lr": 0.05}
+add(lambda s, a: submodels.fedspu(s, SETS["drawn"]), {"fedspu-norm": m.FedSPU(WIDTHS)})
+# Whose statistics are averaged at the server
+add(played("drawn"), {"random_dropout": m.RandomDropout(WIDTHS, judge="own")})
+add(played("prefix", "prefix"), {"fjord-norm": m.FjORD(WIDTHS)})
+add(pruned("l2", "initial"), {"hermes-norm": m.Hermes(**RANKED)})
+add(pruned("l1", "current"), {"fedmp-norm": m.FedMP(first="current", **RANKED)})
+add(pruned("gradient", "initial"), {"prunefl-norm": m.PruneFL(**RANKED)})
+SCALED = m.HeteroFL(WIDTHS, scaler=True)
+add(heterofl("fixed"), {"heterofl-scaler": SCALED, "heterofl-norm": m.HeteroFL(WIDTHS)})
+ANY = m.HeteroFL(WIDTHS, dynamic=True, scaler=True, weighting="samples", masked=False)
+add(heterofl("drawn first", drawn_width), {"heterofl-drawn-norm": ANY})
+add(heterofl("rolled", untrained="rolled"), {"fedrolex-norm": m.FedRolex(WIDTHS, scaler=True)})
 
 
 def sent_level(t: int, i: int) -> int:
@@ -758,37 +673,31 @@ def subflot(s: plain.Setting, method: Any) -> plain.Result:
     return submodels.subflot(s, first_choice, rate, method)
 
 
+STRONG = m.FlexFL(apoz=(0.2, 0.7), gamma=4.0, temperature=1.5, devices=(0, 0, 1))
+add(flexfl, {"flexfl": m.FlexFL(gamma=10.0, temperature=3.0), "flexfl-norm": STRONG})
 GIVEN = {"rates": RATES, "assign": "blocks", "positions": "first"}
-CASES |= {
-    "flexfl-plain": Case(m.FlexFL(gamma=10.0, temperature=3.0), flexfl),
-    "flexfl-norm": normed(
-        m.FlexFL(apoz=(0.2, 0.7), gamma=4.0, temperature=1.5, devices=(0, 0, 1)), flexfl
-    ),
+SUBFLOT = {
+    "one": m.SubFLOT(alpha=0.5, lam=1.0, **GIVEN),
+    "balanced": m.SubFLOT(mode="balanced", alpha=0.3, lam=0.5, **GIVEN),
+    "prefix": m.SubFLOT(alpha=0.8, lam=0.0, initial="prefix", **GIVEN),
+    "no-extraction": m.SubFLOT(alpha=0.5, lam=1.0, otp=False, **GIVEN),
+    "no-aggregation": m.SubFLOT(alpha=0.5, lam=1.0, ota=False, **GIVEN),
 }
-CASES |= {
-    f"subflot-{name}": Case(
-        method,
+for name, method in SUBFLOT.items():
+    add(
         subflot,
+        {f"subflot-{name}": method},
         "norm alike",  # and they learn fast, or all would be found where they began
         cohorts=RETURNING,
         local=dataclasses.replace(LOCAL, lr=0.3),
         check=lambda want, name=name: any(want.counts) or name == "prefix",
         rounds=0,
     )
-    for name, method in {
-        "one": m.SubFLOT(alpha=0.5, lam=1.0, **GIVEN),
-        "balanced": m.SubFLOT(mode="balanced", alpha=0.3, lam=0.5, **GIVEN),
-        "prefix": m.SubFLOT(alpha=0.8, lam=0.0, initial="prefix", **GIVEN),
-        "no-extraction": m.SubFLOT(alpha=0.5, lam=1.0, otp=False, **GIVEN),
-        "no-aggregation": m.SubFLOT(alpha=0.5, lam=1.0, ota=False, **GIVEN),
-    }.items()
-}
 
 NAMES = """
-fedphp fedala-0 ifca-three lg_fedavg-as_published pfedme pfedhn-clipped fedpac-norm fedcp-off
-fedpurin-delta-norm heterofl-scaler fedfomo-norm ffa_lora-lora fedalt-lora seqfededt-difference
-flexfl-plain subflot-balanced subflot-no-extraction subflot-no-aggregation feddyn-cloud pspfl-norm
-cfl-single feddbe-0
+fedphp fedala-0 ifca-three-norm lg_fedavg-published pfedme-norm pfedhn-clipped fedpac-norm fedcp-off
+fedpurin-delta-norm heterofl-scaler fedfomo-norm ffa_lora fedalt seqfededt-difference flexfl
+subflot-balanced subflot-no-extraction subflot-no-aggregation feddyn pspfl-norm cfl-single feddbe
 """
 LEFT_TO_TEST_ALL = set(NAMES.split())
 """Whose settings others try too; what is left has each setting of a method once."""
