@@ -4,7 +4,6 @@ what it assumes of a network shows that the contract's one smooth network of ima
 """
 
 import dataclasses
-from functools import partial
 
 import pytest
 import torch
@@ -78,58 +77,46 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count, o
     assert [entry for entry in traced_weights if entry in weights] == weights
 
 
-def normed_stage(inside, outside):
-    convolution = nn.Conv2d(inside, outside, 3, padding=1)
-    return convolution, nn.BatchNorm2d(outside), nn.ReLU(), nn.MaxPool2d(2)
+def draw(channels: int, text: str) -> nn.Sequential:
+    """Build the layers of these words, and a classifier.
 
-
-def hidden_stage(inside, outside, bias=True):
-    return nn.Linear(inside, outside, bias=bias), nn.ReLU()
-
-
-def stage(inside, outside):
-    return nn.Conv2d(inside, outside, 5), nn.ReLU(), nn.MaxPool2d(2)
-
-
-def draw_fedobp(channels, flat):
-    """The network as the paper draws it: ReLU, then pooling."""
-    convolved = [*stage(channels, 32), *stage(32, 64), nn.Flatten()]
-    return [*convolved, *hidden_stage(flat, 512), nn.Linear(512, 10)]
-
-
-def draw_moon():
-    convolved = [*stage(1, 32), *stage(32, 64), nn.Flatten()]
-    hidden = [*hidden_stage(1024, 512), *hidden_stage(512, 512), nn.Linear(512, 256)]
-    return [*convolved, *hidden, nn.Linear(256, 10)]
-
-
-def draw_lenet():
-    convolved = [*stage(1, 6), *stage(6, 16), nn.Flatten()]
-    return [*convolved, *hidden_stage(256, 120), *hidden_stage(120, 84), nn.Linear(84, 10)]
-
-
-def draw_fedspu():
-    convolved = [*normed_stage(3, 6), *normed_stage(6, 16), nn.Flatten()]
-    hidden = [*hidden_stage(1024, 120, bias=False), *hidden_stage(120, 84, bias=False)]
-    return [*convolved, *hidden, nn.Linear(84, 10)]
+    c32: convolution 5x5, ReLU, then pooling; n6: 3x3, with BatchNorm. f1024: flattened. 512: hidden,
+    with a ReLU; 512-: without bias; =256: without the ReLU.
+    """
+    layers: list[nn.Module] = []
+    width = channels
+    for word in text.split():
+        kind, size = word[0], int(word.strip("cnf=-"))
+        if kind == "c":
+            layers += [nn.Conv2d(width, size, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        elif kind == "n":
+            layers += [nn.Conv2d(width, size, 3, padding=1), nn.BatchNorm2d(size)]
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        elif kind == "f":
+            layers.append(nn.Flatten())
+        else:
+            layers.append(nn.Linear(width, size, bias=word[-1] != "-"))
+            layers += [] if kind == "=" else [nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "options", "draw"),
+    ("name", "shape", "options", "drawing"),
     [
-        ("cnn4", (1, 28, 28), {}, partial(draw_fedobp, 1, 1024)),
-        ("cnn4", (3, 32, 32), {}, partial(draw_fedobp, 3, 1600)),
-        ("cnn4", (1, 28, 28), {"projection": 256}, draw_moon),
-        ("lenet5", (1, 28, 28), {}, draw_lenet),
-        ("fedspu_cifar10", (3, 32, 32), {}, draw_fedspu),
+        ("cnn4", (1, 28, 28), {}, "c32 c64 f1024 512"),
+        ("cnn4", (3, 32, 32), {}, "c32 c64 f1600 512"),
+        ("cnn4", (1, 28, 28), {"projection": 256}, "c32 c64 f1024 512 512 =256"),
+        ("lenet5", (1, 28, 28), {}, "c6 c16 f256 120 84"),
+        ("fedspu_cifar10", (3, 32, 32), {}, "n6 n16 f1024 120- 84-"),
     ],
 )
-def test_a_network_is_its_papers_drawing_bit_for_bit(name, shape, options, draw):
+def test_a_network_is_its_papers_drawing_bit_for_bit(name, shape, options, drawing):
     """In initial values, the seed's default ones in order of the layers, logits and gradients."""
     net = models.build_network(name, shape, 10, 42, **options)
     with torch.random.fork_rng():
         torch.manual_seed(42)
-        drawn = nn.Sequential(*draw())
+        drawn = draw(shape[0], drawing)
     assert_same([*net.params.values()], [*drawn.parameters()])
     assert_same([*net.buffers.values()], [*drawn.buffers()])
     x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))

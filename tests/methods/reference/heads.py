@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from scipy.optimize import minimize, nnls
 from torch import Tensor, nn
 
-from tests.methods.reference import plain
+from tests.methods.reference import masks, plain
 from tests.methods.reference.plain import HEAD, Order, Result, Setting, Turn, Weights
 
 CLASSES, WIDTH = 5, 12
@@ -67,11 +67,9 @@ def fedas(s: Setting, method: Any, order: Order) -> Result:
         return plain.train(s, start, turn)
 
     def fisher(weights: Weights, i: int) -> float:
-        client, model, total = s.clients[i], plain.load(s, weights).eval(), 0.0
-        for x, y in zip(client.x.split(s.batch_size), client.y.split(s.batch_size), strict=True):
-            grads = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
-            total += sum(float(g.double().square().sum()) for g in grads)
-        return total
+        squares = masks.fisher(s, weights, i, s.batch_size)  # the mean over batches
+        count = len(s.clients[i].y.split(s.batch_size))
+        return count * float(plain.flat(squares, squares).sum())
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         if m.weights == "samples":

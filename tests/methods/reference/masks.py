@@ -150,19 +150,12 @@ def feddpa(s: Setting, method: Any, order: Order) -> Result:
     def train_masked(
         w: Weights, turn: Turn, masks: Masks, penalty: Callable, own: Setting
     ) -> Weights:
-        """The other entries and their momentum are put back after every step."""
-
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             pairs = [(p, turn.shared[k]) for k, p in model.named_parameters()]
             distance = [torch.linalg.vector_norm(p - b) for p, b in pairs if (p != b).any()]
             return F.cross_entropy(model(x), y) + penalty(sum(distance, torch.zeros(())))
 
-        def put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-            for k, p in model.named_parameters():
-                p.copy_(torch.where(masks[k], p, w[k]))
-                optimizer.state[p]["momentum_buffer"] *= masks[k]
-
-        return plain.train(own, w, turn, loss=loss, after_step=put_back)
+        return plain.train(own, w, turn, loss=loss, after_step=plain.put_back(masks, w))
 
     def begin(turn: Turn) -> Weights:
         return where(choose(turn.i), own[turn.i], turn.shared)
@@ -199,7 +192,7 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
         """Two optimizers, of which each is made to leave the other's entries and their momentum
         alone.
         """
-        model, frozen = plain.load(s, weights).train(), {}
+        model = plain.load(s, weights).train()
         inverse = {k: ~mask for k, mask in masks.items()}
         passes = [(order, masks, m.lr_v or s.lr), (s.order, inverse, m.lr_u or s.lr)]
         values = {"momentum": s.momentum, "weight_decay": s.weight_decay}
@@ -208,16 +201,14 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
             for (dealt, moving_masks, _), optimizer in zip(passes, optimizers, strict=True):
                 if not any(mask.any() for mask in moving_masks.values()):
                     continue
+                after_step = plain.put_back(moving_masks, plain.values_of(model))
                 for x, y in plain.minibatches(plain.replace(s, order=dealt), turn, [epoch]):
-                    frozen = {k: p.detach().clone() for k, p in model.named_parameters()}
                     optimizer.zero_grad()
                     F.cross_entropy(model(x), y).backward()
                     optimizer.step()
                     with torch.no_grad():
-                        for k, p in model.named_parameters():
-                            p.copy_(torch.where(moving_masks[k], p, frozen[k]))
-                            optimizer.state[p]["momentum_buffer"] *= moving_masks[k]
-        return {k: v.clone() for k, v in model.state_dict().items()}
+                        after_step(model, optimizer)
+        return plain.values_of(model)
 
     def grow(masks: Masks, moved: Weights) -> Masks:
         new, weights = dict(masks), [k for k in s.names if k.endswith(".weight")]

@@ -214,6 +214,17 @@ def train(
     return values_of(fit(s, model, batches, after_gradient=pull, **values))
 
 
+def put_back(masks: Weights, old: Weights) -> Callable[[nn.Module, torch.optim.Optimizer], None]:
+    """After a step, entries outside the masks are as they were, and have no momentum."""
+
+    def after_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for name, p in model.named_parameters():
+            p.copy_(torch.where(masks[name], p, old[name]))
+            optimizer.state[p]["momentum_buffer"] *= masks[name]
+
+    return after_step
+
+
 def count_hits(logits: Tensor, y: Tensor) -> int:
     return int((logits.argmax(1) == y).sum())
 

@@ -153,13 +153,10 @@ def fedspu(s: Setting, sets: Choice) -> Result:
         return grown(cut(turn.shared, part), part, old) | statistics(old)
 
     def local(w: Weights, turn: Turn) -> Weights:
-        def put_back(model: nn.Module, _: Any) -> None:
-            for name, p in model.named_parameters():
-                is_free = torch.zeros_like(p, dtype=torch.bool)
-                is_free[grid(name, own[turn.i])] = True
-                p.copy_(torch.where(is_free, p, w[name]))
-
-        return plain.train(s, w, turn, after_step=put_back)
+        masks = {name: torch.zeros_like(w[name], dtype=torch.bool) for name in s.names}
+        for name, mask in masks.items():
+            mask[grid(name, own[turn.i])] = True
+        return plain.train(s, w, turn, after_step=plain.put_back(masks, w))
 
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
         return merged(s, shared, trained, own, lambda name, i: len(s.clients[i].y))
