@@ -291,7 +291,6 @@ EXPECTED |= {
 
 LIMITS = """
 apfl alpha=1.0 adaptive=False => local_only
-apfl alpha=1.0 adaptive=False mixing='param' => local_only
 apfl alpha=0.0 adaptive=False => fedavg
 centralized => fedavg | single
 centralized => local_only | single
@@ -300,7 +299,6 @@ cfl eps1=0.0 => fedavg statistics='local'
 ditto lam=0.0 => local_only
 ditto personal_epochs=4 => fedavg | nobody
 fedala eta=0.0 => fedavg
-fedala eta=0.0 layers=3 => fedavg
 fedamp pull=0.0 => local_only
 fedamp variant='heurfedamp' pull=0.0 => local_only
 fedas align_epochs=0 weights='samples' judge='received' => fedper statistics='local'
@@ -308,18 +306,14 @@ fedavgm momentum=0.0 => fedavg | atol=1e-05
 fedcac tau=1.0 cutoff=-1.0 => fedavg statistics='local' | nobody equal
 fedcac tau=0.0 => fedavg statistics='local' | nobody
 feddbe kappa=0.0 bias_lr=0.0 => fedavg
-feddpa threshold=1.0 rule='quantile' train='joint' => fedavg
-feddpa threshold=1.0 rule='value' train='joint' => fedavg
 feddpa threshold=1.0 lam2=0.0 => fedavg
 feddpa threshold=0.4 rule='quantile' train='joint' => fedobp q=0.4 score='fisher' scope='tensor' cold_start='global'
 fedfomo candidates=0 fallback='keep' => local_only
 fedgen alpha=0.0 beta=0.0 => fedavg
 fedmp widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 fedobp q=1.0 score='obp' norm='none' => fedavg
-fedobp q=1.0 score='obp_as_published' norm='global' => fedavg
 fedobp q=1.0 score='fisher' norm='layer' => fedavg
 fedobp q=1.0 scope='tensor' => fedavg
-fedobp q=1.0 classifier_only=True => fedavg
 fedobp q=1.0 ema=0.5 => fedavg
 fedobp q=0.0 => fedavg | first_round
 fedobp q=0.0 => fedavg | single
@@ -327,13 +321,11 @@ fedobp q=0.5 => fedavg | single
 fedobp_adaptive q=(0.9,) => fedobp q=0.9
 fedpac lam=0.0 combine=False head_lr=None body_epochs=1 => fedrep head_epochs=1 body_epochs=1
 fedper layers=0 => fedavg
-fedper layers=0 head_init='server_average' => fedavg
 fedper layers=3 statistics='local' => local_only
 fedper head_init='server_average' => fedavg | first_round
 fedper => fedavg | single
 fedphp lam=0.0 => fedavg | nobody
 fedproto lam=0.0 judge='head' => local_only
-fedproto lam=0.0 judge='head' prototypes='final' => local_only
 fedprox mu=0.0 => fedavg
 fedpurin tau=1.0 cutoff=-1.0 beta=1 => fedbn | nobody equal batched_atol=1e-6
 fedpurin tau=1.0 cutoff=-1.0 include_norm=True => fedavg statistics='local' | nobody equal batched_atol=1e-6
@@ -342,9 +334,7 @@ fedrep personal_init='server_average' => fedrep | first_round
 fedrod gamma=0.0 => fedavg | nobody
 fedrolex widths=(1.0,) scaler=False masked=False => fedavg statistics='local' | cohort
 fedsa_lora => fedavg | single
-fedsa_lora head='averaged' => fedavg | single
 fedselect alpha=0.0 => fedavg statistics='local' | nobody equal
-fedselect alpha=0.0 delta='window' every=1 => fedavg statistics='local' | nobody equal
 fedspu widths=(1.0,) => fedavg statistics='local' | cohort
 fjord widths=(1.0,) => fedavg statistics='local' | cohort
 fjord widths=(1.0,) ordered=True => fedavg statistics='local' | cohort
@@ -354,16 +344,13 @@ floco_plus endpoints=1 pers_epochs=2 lam=0.7 => ditto lam=0.7 | atol=0.0001
 flute l1=0.0 l2=0.0 l3=0.0 server_lr=0.0 rep_epochs=2 => fedper
 hermes widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 heterofl widths=(1.0,) scaler=False masked=False weighting='samples' => fedavg statistics='local' | cohort
-heterofl widths=(1.0,) scaler=False masked=False => fedavg statistics='local' | cohort equal
 heterofl widths=(1.0,) scaler=True masked=False => fedavg statistics='local' | cohort equal
 ifca clusters=1 => fedavg
 knn_per lam=0.0 => fedavg
 knn_per lam=1.0 capacity=0 => fedavg
-knn_per lam=0.0 mix='logits' => fedavg
 lg_fedavg layers=3 => fedavg statistics='local'
 lg_fedavg layers=3 variant='as_published' => fedavg statistics='local'
 lg_fedavg layers=0 => local_only
-lg_fedavg layers=0 variant='as_published' => local_only
 local_only => fedavg | single
 moon mu=0.0 => fedavg
 pfedfda variant='as_published' => fedavg | nobody
@@ -371,7 +358,6 @@ pfedsd lam=0.0 => fedavg statistics='local' | nobody
 pfedsd lam=0.0 => local_only | single
 prunefl widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 pspfl q=1.0 => fedavg statistics='local' | nobody
-pspfl q=1.0 upload='all' => fedavg statistics='local' | nobody
 pspfl q=0.9 upload='all' => fedobp q=0.9 score='gradient' norm='none' cold_start='global' statistics='local' | nobody
 random_dropout widths=(1.0,) => fedavg
 sdflora share=1.0 merge='averaged' head='averaged' => fedavg

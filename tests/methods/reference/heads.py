@@ -90,9 +90,7 @@ def fedrod(s: Setting, method: Any) -> Result:
 
     def local(_: Any, turn: Turn) -> Weights:
         model, counts = plain.load(s, turn.shared).train(), class_counts(s, turn.i)
-        model.own = nn.Linear(WIDTH, CLASSES)
-        old = heads.get(turn.i, s.initial)
-        model.own.load_state_dict({k.split(".")[1]: old[k] for k in HEAD})
+        own = plain.trainable(plain.pick(heads.get(turn.i, s.initial), is_head))
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             """-sum log of n^gamma e^logit over its sum, written out; and the personal one."""
@@ -100,14 +98,15 @@ def fedrod(s: Setting, method: Any) -> Result:
             logits = model.classifier(z)
             rising = counts**method.gamma * logits.exp()
             generic = -(rising[range(len(y)), y] / rising.sum(1)).log().mean()
-            return generic + F.cross_entropy(logits.detach() + model.own(z.detach()), y)
+            both = logits.detach() + F.linear(z.detach(), *own.values())
+            return generic + F.cross_entropy(both, y)
 
         batches = list(plain.minibatches(s, turn, range(s.epochs)))
-        plain.fit(s, model, batches, loss)
+        groups = [{"params": [*model.parameters(), *own.values()]}]
         if batches:
-            values = model.own.state_dict().items()
-            heads[turn.i] = {f"classifier.{k}": v.clone() for k, v in values}
-        return plain.pick(plain.values_of(model), lambda name: not name.startswith("own"))
+            plain.fit(s, model, batches, loss, groups)
+            heads[turn.i] = plain.detached(own)
+        return plain.values_of(model)
 
     def parts(shared: Weights, i: int) -> tuple[Weights, Weights]:
         return shared, heads.get(i, none)
