@@ -64,9 +64,9 @@ class Net:
             else:
                 self.frozen[key] = leaf.detach()
         self.buffers: Tree = dict(sorted(moving.items()))
-        for key, leaf in module.named_buffers():
+        for key, buffer in module.named_buffers():
             is_constant = key in self.traits.constant
-            (self.constants if is_constant else self.buffers)[key] = leaf.detach().clone()
+            (self.constants if is_constant else self.buffers)[key] = buffer.detach().clone()
 
         # ---- Step 2: names and roles.
         self.aliases = find_aliases(module)
@@ -124,7 +124,7 @@ class Net:
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
         # Fixed values may be large: copies share them, as no call writes to them.
-        fixed = {id(leaf): leaf for leaf in self._list_fixed(self.module)}
+        fixed = self._find_fixed(self.module)
         return self._rebuild(copy.deepcopy(self._uncalled, fixed), **self._facts)
 
     def copy_module(self) -> nn.Module:
@@ -137,15 +137,15 @@ class Net:
 
     def to(self, device: torch.device) -> Net:
         """Move fixed values to a device, and return the Net."""
-        for leaf in self._list_fixed(self.module):
+        for leaf in self._find_fixed(self.module).values():
             leaf.data = leaf.data.to(device)
         return self._rebuild(self.module, **self._facts)
 
-    def _list_fixed(self, module: nn.Module) -> list[Tensor]:
-        """Return frozen parameters and constant buffers of a module of this form."""
+    def _find_fixed(self, module: nn.Module) -> dict[int, Tensor]:
+        """Return frozen parameters and constant buffers of a module of this form, by identity."""
         fixed: list[Tensor] = [leaf for leaf in module.parameters() if not leaf.requires_grad]
-        buffers = dict(module.named_buffers())
-        return fixed + [buffers[name] for name in self.constants]
+        fixed += tree.select(dict(module.named_buffers()), self.constants).values()
+        return {id(leaf): leaf for leaf in fixed}
 
     def _rebuild(self, module: nn.Module, **facts: Any) -> Net:
         return Net(module, self.traits, self.name, **facts)
@@ -221,8 +221,7 @@ class Net:
                 "activation checkpointing; turn checkpointing off in the network"
             )
         new_values = {id(tensors[key]): values[name] for tensors, key, name in self.slots}
-        fixed = {id(leaf): leaf for leaf in self._list_fixed(self.module)}
-        module = copy.deepcopy(self.module, {**fixed, **new_values})
+        module = copy.deepcopy(self.module, {**self._find_fixed(self.module), **new_values})
         logits = module(x)
         buffer_slots = [slot for slot in self._find_slots(module) if slot[2] in self.buffers]
         return logits, _read_buffers(buffer_slots, values)

@@ -201,11 +201,7 @@ class _Walk:
         """Find the flow of the node's value."""
         # ---- Step 1: the flows of its inputs, and its name.
         input_flows = [self.flows[inner] for inner in node.all_input_nodes]
-        name = (
-            node.target
-            if isinstance(node.target, str)
-            else getattr(node.target, "__name__", str(node.target))
-        )
+        name = getattr(node.target, "__name__", str(node.target))
 
         # ---- Step 2: by its kind; an error names the layer or the operation.
         try:
@@ -215,12 +211,7 @@ class _Walk:
                 self.finish(node)
             elif node.op == "call_module":
                 layer = self.module.get_submodule(name)
-                self.flows[node] = self.layer(
-                    name,
-                    layer,
-                    node,
-                    input_flows,
-                )
+                self.flows[node] = self.layer(name, layer, node, input_flows)
             elif node.op in ("call_function", "call_method"):
                 self.flows[node] = self.operation(name, node, input_flows)
             else:

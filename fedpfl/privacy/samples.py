@@ -111,56 +111,44 @@ class SampleAccount:
     @cached_property
     def client_noises(self) -> tuple[float, ...]:
         """Return each client's noise, in lengths of clip."""
-        clients = range(len(self.sizes))
-        return tuple(map(self.client_noise, clients))
+        return tuple(map(self.client_noise, range(len(self.sizes))))
 
     def client_noise(self, client: int) -> float:
         """Return a client's noise, in lengths of clip: as given, or what reaches the epsilon."""
-        privacy = self.privacy
-        if privacy.noise is not None:
-            return privacy.noise
-        epsilon = privacy.epsilon
-        assert epsilon
-        rounds = len(self.cohorts)
-        steps = self.count_steps(client, rounds)
-        return calibrate_noise(steps, epsilon, self.common_delta)
+        if self.privacy.noise is not None:
+            return self.privacy.noise
+        assert self.privacy.epsilon
+        steps = self.count_steps(client, len(self.cohorts))
+        return calibrate_noise(steps, self.privacy.epsilon, self.common_delta)
 
     @property
     def noise(self) -> float:
         """Return the largest noise."""
         return max(self.client_noises)
 
-    def count_participations(self, client: int, rounds: int) -> int:
-        """Return in how many of the first rounds a client takes part."""
-        return sum(client in cohort for cohort in self.cohorts[:rounds])
-
     def count_steps(self, client: int, rounds: int) -> tuple[Steps, ...]:
         """Return the steps that a client has taken after so many rounds, by rate."""
         tunings = sum(number <= rounds for number in self.tuned_rounds)
-        participations = self.count_participations(client, rounds)
+        participations = sum(client in cohort for cohort in self.cohorts[:rounds])
         return self.sum_steps(client, participations, tunings)
 
     def sum_steps(self, client: int, participations: int, tunings: int) -> tuple[Steps, ...]:
         """Return the steps of so many participations and fine-tunings of a client, by rate."""
         # Steps of one rate are accounted for together, for any purpose.
         counts: dict[float, int] = {}
-        for times, planned in (
-            (participations, self.training[client]),
-            (tunings, self.tuning[client]),
-        ):
-            for steps in planned:
-                counts[steps.rate] = counts.get(steps.rate, 0) + times * steps.number
+        for rate, number in self.training[client]:
+            counts[rate] = counts.get(rate, 0) + participations * number
+        for rate, number in self.tuning[client]:
+            counts[rate] = counts.get(rate, 0) + tunings * number
         return tuple(Steps(rate, count) for rate, count in counts.items() if count)
 
     def client_epsilon(self, client: int, rounds: int) -> float:
         """Return a client's epsilon after so many rounds; infinity without noise."""
-        steps = self.count_steps(client, rounds)
-        return self.price_steps(client, steps)
+        return self.price_steps(client, self.count_steps(client, rounds))
 
     def price_steps(self, client: int, steps: tuple[Steps, ...]) -> float:
         """Return the epsilon of a client's steps; infinity without noise."""
-        noise = self.client_noise(client)
-        return compute_epsilon(steps, noise, self.common_delta)
+        return compute_epsilon(steps, self.client_noise(client), self.common_delta)
 
     def epsilon(self, rounds: int) -> float | None:
         """Return the most that a client has given away, None without noise."""
@@ -170,8 +158,7 @@ class SampleAccount:
     def check(self) -> None:
         """Raise FedpflError for an epsilon or delta that protects nothing."""
         self.check_delta()
-        rounds = len(self.cohorts)
-        epsilon = self.epsilon(rounds)
+        epsilon = self.epsilon(len(self.cohorts))
         if epsilon is not None and epsilon > MOST_EPSILON:
             raise FedpflError(
                 f"privacy.noise={self.noise:g} comes to epsilon {epsilon:.3g} for a client, which"
