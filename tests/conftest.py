@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import gc
 import io
 import os
@@ -50,7 +49,7 @@ from fedpfl.ground.files import atomic_output
 from fedpfl.methods import METHODS, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
-from fedpfl.record import environment, rundir
+from fedpfl.record import rundir
 from fedpfl.report import figures
 from fedpfl.testing import toy
 from fedpfl.testing.toy import (  # noqa: F401
@@ -614,19 +613,6 @@ def without_syncs() -> Iterator[None]:
     cut.
     """
     with mock.patch.object(os, "fsync", return_value=None):
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def commit_asked_once() -> Iterator[None]:
-    """Ask git once for the state of the project's checkout: each run would start three processes."""
-    ask_git, ask_once = environment._git, functools.cache(environment._git)
-    package = Path(environment.__file__).parents[1]
-
-    def read_commit(folder: Path) -> tuple[str | None, bool | None]:
-        return ask_once(folder) if folder == package else ask_git(folder)
-
-    with mock.patch.object(environment, "_git", read_commit):
         yield
 
 

@@ -115,6 +115,7 @@ def _cpu() -> str | None:
     return platform.processor() or platform.machine() or None
 
 
+@functools.cache
 def _git(package: Path) -> tuple[str | None, bool | None]:
     # An installed package may lie inside someone else's checkout (.venv): only tracked source has a
     # commit.

@@ -213,6 +213,8 @@ def test_environment_is_plain_and_names_no_host():
 def test_commit_of_tracked_source_only(tmp_path):
     from fedpfl.record import environment
 
+    ask = environment._git.__wrapped__  # a process asks once
+
     def git(*arguments: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
         subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True)
@@ -220,13 +222,13 @@ def test_commit_of_tracked_source_only(tmp_path):
     (tmp_path / "__init__.py").write_text("")
     git("init", "-q")
     git("commit", "-q", "--no-verify", "--allow-empty", "-m", "one")
-    assert environment._git(tmp_path) == (None, None)  # in another project's checkout
+    assert ask(tmp_path) == (None, None)  # in another project's checkout
     git("add", "__init__.py")
     git("commit", "-q", "--no-verify", "-m", "two")
-    (commit, dirty) = environment._git(tmp_path)
+    (commit, dirty) = ask(tmp_path)
     assert (len(commit), dirty) == (40, False)
     (tmp_path / "__init__.py").write_text("changed = True\n")
-    assert environment._git(tmp_path) == (commit, True)
+    assert ask(tmp_path) == (commit, True)
 
 
 # ---- callbacks
