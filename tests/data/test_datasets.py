@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from fedpfl.data.datasets import DATA_SETS, emnist, fmnist, load_samples, mnist
+from fedpfl.data.datasets import DATA_SETS, emnist, fmnist, load_samples, medmnist, mnist
 from fedpfl.data.datasets.shared.archive import MedMNIST
 from fedpfl.data.datasets.shared.samples import Samples, select_classes
 from fedpfl.ground import vision
@@ -149,12 +149,13 @@ def test_download_of_what_is_absent(tmp_path, idx_files, monkeypatch):
 )
 def test_absent_and_no_network(tmp_path, name):
     message = one_line(lambda: load_samples(name, tmp_path / "data"))
-    assert f"data set {name} is not in data_dir={tmp_path / 'data'}" in message
+    shown = "pathmnist" if name == "medmnist" else name
+    assert f"data set {shown} is not in data_dir={tmp_path / 'data'}" in message
     has_address = "no network" in message
     assert has_address or re.search("has no address to download from|is absent", message)
     message = one_line(lambda: load_samples(name, tmp_path / "data", download=False))
     assert ("dataset.download is false" in message) == has_address
-    assert re.search(rf"\): put .+ there, or {name}.npz with x and y", message)
+    assert re.search(rf"\): put .+ there, or {shown}.npz with x and y", message)
     assert message.endswith("dataset=digits works offline")
     assert list(tmp_path.iterdir()) == []  # nothing left behind
 
@@ -304,6 +305,8 @@ def test_medmnist(tmp_path, monkeypatch):
     assert torch.equal(load_samples("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
     assert_promises(name, tmp_path)
     assert_promises("npz", tmp_path / "absent", path=tmp_path / f"{name}.npz")
+    monkeypatch.setitem(medmnist.MD5, name, known)
+    assert torch.equal(load_samples("medmnist", tmp_path, subset=name).x, got.x)
     medmnist_file(tmp_path / f"{name}.npz")  # well-formed, yet not the official file
     told = corrupt(name, tmp_path)
     assert told.startswith(f"{name}.npz: md5 is ")

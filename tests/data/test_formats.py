@@ -8,6 +8,7 @@ import wave
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -15,9 +16,13 @@ from scipy.io import savemat
 
 from fedpfl.data.datasets import (
     ag_news,
+    camelyon17,
     cinic10,
     digit5,
+    domainnet,
+    fed_isic2019,
     har,
+    heart_disease,
     load_samples,
     mini_imagenet,
     office_home,
@@ -323,6 +328,92 @@ def test_domains(tmp_path, name, monkeypatch):
         assert torch.equal(load_samples(name, tmp_path, size=16).x, got.x)
     (tmp_path / base / domains[1] / "Bike/00001.jpg").unlink()
     assert f"{domains[1]} is not as published: 1 images, 2 are published" in refusal(name, tmp_path)
+
+
+def test_domainnet(tmp_path, monkeypatch):
+    domains = tuple(domainnet.SIZES)
+    monkeypatch.setattr(domainnet, "SIZES", dict.fromkeys(domains, 3))
+    files: dict[str, bytes | str] = {}
+    for domain in domains:
+        names = [f"{domain}/{kind}/{domain}_1.jpg" for kind in ("zebra", "ant", "bee")]
+        files |= {name: picture(len(files) + place, (9, 12)) for place, name in enumerate(names)}
+        files[f"{domain}_train.txt"] = f"{names[0]} 2\n{names[1]} 0\n"
+        files[f"{domain}_test.txt"] = f"{names[2]} 1\n"
+    write(tmp_path / "DomainNet", files)
+    got = load_samples("domainnet", tmp_path, size=8)
+    assert got.class_names == ("ant", "bee", "zebra")
+    assert got.y.tolist() == [2, 0] * 6 + [1] * 6
+    assert got.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, *range(6)]
+    assert (got.group_names, got.test_from) == (domains, 12)
+    assert np.array_equal(got.x[3], pixels(files["infograph/ant/infograph_1.jpg"], 8))
+    some = load_samples("domainnet", tmp_path, size=8, objects=("zebra", "bee"))
+    assert (some.class_names, some.test_from, len(some.y)) == (("bee", "zebra"), 6, 12)
+    assert torch.equal(some.x[0], got.x[0])
+    assert_promises("domainnet", tmp_path, "has_all_classes", size=8)
+    told = one_line(lambda: load_samples("domainnet", tmp_path, objects=("zebr",)))
+    assert "dataset.objects must be some of" in told
+    (tmp_path / "DomainNet/real_test.txt").write_text("")
+    assert "real is not as published: 2 listed images" in refusal("domainnet", tmp_path)
+
+
+def test_camelyon17(tmp_path, monkeypatch):
+    monkeypatch.setattr(camelyon17, "SIZE", 4)
+    rows, files = [",patient,node,x_coord,y_coord,tumor,slide,center,split"], {}
+    for row, (patient, node, slide, center) in enumerate(
+        [("004", 4, 0, 0), ("004", 4, 0, 0), ("017", 1, 5, 1), ("099", 2, 9, 4)]
+    ):
+        rows.append(f"{row},{patient},{node},{row},64,{row % 2},{slide},{center},0")
+        folder = f"patient_{patient}_node_{node}"
+        files[f"patches/{folder}/patch_{folder}_x_{row}_y_64.png"] = picture(row, (96, 96))
+    write(tmp_path / "camelyon17_v1.0", {**files, "metadata.csv": "\n".join(rows)})
+    got = load_samples("camelyon17", tmp_path, together="slide")
+    assert got.x.shape == (4, 3, 32, 32)
+    assert got.y.tolist() == [0, 1, 0, 1]
+    assert [got.group_names[group] for group in got.groups] == ["0", "0", "1", "4"]
+    assert got.units.tolist() == [0, 0, 1, 2]
+    assert np.array_equal(got.x[2], pixels([*files.values()][2], 32))
+    assert_promises("camelyon17", tmp_path)
+    told = one_line(lambda: load_samples("camelyon17", tmp_path, together="ward"))
+    assert "partition.together=ward: data set camelyon17 has no such column" in told
+
+
+def test_fed_isic2019(tmp_path, monkeypatch):
+    rows = ["image,MEL,NV,target,center,fold,fold2"]
+    rows += ["a,0.0,1.0,1,0,train,train_0", "b,1.0,0.0,0,5,test,test_5", "c,0,0,7,5,train,train_5"]
+    text = "\n".join(rows)
+    monkeypatch.setattr(fed_isic2019, "MD5", md5(text.encode()))
+    folder = "ISIC_2019_Training_Input_preprocessed"
+    files = {f"{folder}/{name}.jpg": picture(ord(name), (30, 20), "JPEG") for name in "abc"}
+    write(tmp_path / "fed_isic2019", {**files, "train_test_split": text})
+    got = load_samples("fed_isic2019", tmp_path, size=16, classes=8)
+    assert (got.y.tolist(), got.test_from) == ([1, 7, 0], 2)
+    assert [got.group_names[group] for group in got.groups] == ["bcn", *["ham_vienna_dias"] * 2]
+    assert got.class_names[7] == "SCC"
+    assert np.array_equal(got.x[1], pixels(files[f"{folder}/c.jpg"], 16))
+    assert_promises("fed_isic2019", tmp_path, "has_all_classes", size=16, classes=8)
+
+
+def test_heart_disease(tmp_path, monkeypatch):
+    """Rows as the clinics wrote them; an empty cell is ?, and so is a cholesterol of 0."""
+    rows = {
+        "cleveland": "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0\n",
+        "hungarian": "28,1,2,130,132,0,2,185,0,0,?,?,?,2\n",
+        "switzerland": "32,1,1,95,0,?,0,127,0,.7,1,?,?,1\n",
+        "va": "63,1,4,140,260,0,1,112,1,3,2,?,?,0\n",
+    }
+    monkeypatch.setattr(heart_disease, "MD5", {k: md5(v.encode()) for k, v in rows.items()})
+    files = {f"processed.{clinic}.data": text for clinic, text in rows.items()}
+    write(tmp_path / "heart_disease", files)
+    got = load_samples("heart_disease", tmp_path)
+    assert got.group_names == tuple(rows)
+    assert got.y.tolist() == [0, 1, 1, 0]
+    table = pd.DataFrame(got.x, columns=got.feature_names)
+    assert table["chol"].isna().tolist() == [False, False, True, False]
+    assert table["thal=6"].tolist() == [1, 0, 0, 0]
+    assert table["oldpeak"].tolist() == pytest.approx([2.3, 0, 0.7, 3])
+    assert got.missing == "mean"
+    told = one_line(lambda: load_samples("heart_disease", tmp_path, missing="refuse"))
+    assert "or set dataset.missing=mean" in told
 
 
 @pytest.fixture
