@@ -214,7 +214,7 @@ def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
     assert reproduction.fill_page(page, made, script) == page, (
         "run python scripts/status.py --write"
     )
-    assert made["status"].count("\n") == len(registry.NAMES) + 1
+    assert {"fedobp/table3", "fedobp/figure4"} < {*re.findall(r"\w+/\w+", made["status"])}
     cells = [cell for cell, _ in status.read_small() if status.find_published(cell) is not None]
     assert len(cells) == len(set(cells)), "two configurations are taken for one published number"
     lines = status.RESULTS.read_text().splitlines()
