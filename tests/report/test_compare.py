@@ -93,6 +93,7 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
         compared
     )
     assert told_runs(compared)["seeds"] == ("0, 1, 2", "1, 2, 3")
+    assert "data" not in told_runs(compared), "they are the same"
     lines = [line.split() for line in render(compared).splitlines()]
     assert ["A", "B", "B", "-", "A", "paired", "±", "error"] in lines
     assert ["pooled", "73.00(2.00)", "83.00(11.27)", "+10.00", "+2.50", "0.50"] in lines
@@ -110,6 +111,8 @@ def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
     a = seeds(tmp_path / "a", {0: 70.0, 1: 70.0}, local={"lr": 0.01, "momentum": 0}, validation=0.0)
     changes = {"local": {"lr": 0.05, "momentum": 0.0}, "device": "cuda", "logger": "wandb"}
     b = seeds(tmp_path / "b", {0: 70.0}, method=OBP, dataset="mnist", **changes)
+    alike = seeds(tmp_path / "c", {0: 70.0}, local={"lr": 0.5})
+    assert "(lr=0.5, " in told_runs(between(a, alike))["configuration"][1]
     compared = between(a, b)
     assert any(note.startswith("A and B are different tasks") for note in notes(compared))
     found = [row for row in rows(compared, "setting") if row["what"] != "dataset.name"]

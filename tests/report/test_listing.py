@@ -1,4 +1,4 @@
-"""What a run directory is at this moment, and the list of runs, against values known by hand."""
+"""What a run directory is at this moment, the list of runs, and trials, which are left out."""
 
 import contextlib
 import json
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fedpfl.ground import lock
-from fedpfl.report import listing, load
+from fedpfl.report import groups, listing, load, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
 from tests.conftest import read_cases
-from tests.report.test_report import amend, write_run
+from tests.report.test_report import amend, read_output, read_refusal, write_run
 
 HOUR = 3600.0
 HOLD = """
@@ -208,3 +208,35 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
     assert f"{several / 'broken'}: {reason}" in lines
     told = "6 runs: 1 failed, 1 broken, 4 finished. Scores: mean over clients"
     assert lines[-1].startswith(told)
+
+
+# ---- Trials of a search join no table, figure, page, rank or list unless asked for
+
+
+@pytest.fixture
+def outputs(tmp_path):
+    """Two final runs, and a trial that agrees but by seed."""
+    for seed in (43, 44):
+        write_run(tmp_path / "final" / "fedavg" / "k" / f"seed{seed}", seed=seed)
+    trial = tmp_path / "trials" / "search-5ea2c4" / "fedavg" / "k" / "seed42"
+    amend(write_run(trial, seed=42), search="5ea2c4")
+    return tmp_path
+
+
+def test_a_trial_is_no_seed_of_a_group(outputs):
+    """Three seeds were shown where two are final."""
+    for options, seeds in (({}, (43, 44)), ({"trials": True}, (42, 43, 44))):
+        (group,) = groups(runs(outputs, **options))
+        assert tuple(run.seed for run in group.runs) == seeds
+
+
+def test_commands_leave_trials_out_and_say_so(outputs, capsys):
+    """All commands read directories in one place."""
+    out, err = read_output(capsys, "ls", "--format", "csv", outputs)
+    assert ("seed42" in out, err) == (False, "left out 1 trial of searches; --trials shows them\n")
+    out, err = read_output(capsys, "ls", "--format", "csv", outputs, "--trials")
+    assert ("seed42" in out, err) == (True, "")
+    told = "there are no runs but 1 trial of searches; --trials shows them"
+    for name in ("tables", "figures", "html", "ls", "ranks", "clean"):
+        line = read_refusal(capsys, name, outputs / "trials")
+        assert line == f"{outputs / 'trials'}: {told}"
