@@ -383,26 +383,16 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
     assert not [*(tmp_path / "out").iterdir()]
 
 
-@pytest.mark.parametrize(("counts", "share"), [("9,1 1,3", "82.5%"), ("5,5 1,3", None)])
-def test_where_clients_are_mostly_one_of_two_classes_a_note_says_how_far(root, counts, share):
-    rows = [f"{client},30,10,{pair},70" for client, pair in enumerate(counts.split())]
-    text = "\n".join(["client,train,test,label_0,label_1,accuracy", *rows, ""])
-    for path in root.glob("a/*/*/*/clients.csv"):
-        path.write_text(text)
-    notes = [note for note in accuracy_table(runs(root)).notes if "larger one" in note]
-    assert len(notes) == bool(share)
-    for note in notes:
-        assert f"larger one is {share} of its samples" in note
-        assert "FedAvg" in note
-        assert "FedOBP" in note
-    assert accuracy_table(runs(root)).columns[3].name == "before mean"
-    for path in root.glob("a/*/*/*/"):
-        add_columns(path, balanced=55.0, auroc=60.0)
-        config_file = path / "config.yaml"
-        asked = yaml.safe_load(config_file.read_text()) | {"metrics": ["auroc", "balanced"]}
-        config_file.write_text(yaml.safe_dump(asked))
-    names = [column.name for column in accuracy_table(runs(root)).columns[3:5]]
-    assert (names == ["before balanced", "before AUROC"]) == bool(share)
-    for path in root.glob("a/*/*/*/clients.csv"):
-        path.write_text(text.replace("label_1", "label_1,label_2").replace(",70", ",0,70"))
-    assert "larger one" not in " ".join(accuracy_table(runs(root)).notes)
+def test_where_clients_are_mostly_one_of_two_classes_a_note_says_how_far(root: Path) -> None:
+    head = "client,train,test,label_0,label_1{},accuracy\n"
+    for more, counts, share in (
+        ("", ("9,1", "1,3"), "82.5%"),
+        ("", ("5,5", "1,3"), None),
+        (",label_2", ("9,1,0", "1,3,0"), None),
+    ):
+        rows = [f"{client},30,10,{pair},70\n" for client, pair in enumerate(counts)]
+        for path in root.glob("a/*/*/*/clients.csv"):
+            path.write_text("".join([head.format(more), *rows]))
+        notes = [note for note in accuracy_table(runs(root)).notes if "larger one" in note]
+        assert len(notes) == bool(share)
+        assert all(f"larger one is {share} of its samples" in note for note in notes)
