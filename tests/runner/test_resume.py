@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedpfl.engine.store import Rows
-from fedpfl.ground import interrupts, tree
+from fedpfl.ground import interrupts
 from fedpfl.record import rundir
 from fedpfl.runner import resume
 from tests.command import (
@@ -179,13 +179,6 @@ def test_a_signal_saves_the_last_finished_round_where_it_is_left(
     assert (tmp_path / "run/rounds.csv").exists()
     finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
-
-
-def rows_by_client(folder: Path) -> dict[int, Any]:
-    blocks = torch.load(folder / "state.pt", weights_only=True)["rows"]
-    return {
-        int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])
-    }
 
 
 @pytest.mark.parametrize("whose", ["client states", "a server state"])
