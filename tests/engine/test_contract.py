@@ -378,7 +378,8 @@ def sends_what_is_counted(named: NamedTrial) -> None:
         return
     expect, outcomes = EXPECTED[named.name], named.trial.play_cohorts("loop")[1]
     for way in ("down", "up"):
-        scalars, bits = getattr(expect, way), getattr(expect, f"{way}_bits")
+        scalars = expect.down if expect.up is None else getattr(expect, way)
+        bits = getattr(expect, f"{way}_bits")
         if scalars is None:
             continue
         values = [getattr(outcome.traffic, f"values_{way}") for outcome in outcomes]
@@ -394,7 +395,7 @@ def keeps_private_entries(named: NamedTrial) -> None:
     if not named.has_first_setting:
         return
     states = named.trial.play_cohorts("loop")[0]
-    for entry in EXPECTED[named.name].private:
+    for entry in EXPECTED[named.name].private.split():
         for played, cohort in enumerate(COHORTS):
             for client in EVERYONE:
                 before, after = (own.client(client)[entry] for own in states[played : played + 2])

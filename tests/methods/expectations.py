@@ -8,7 +8,8 @@ no step.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from fedpfl.methods import Method
@@ -21,7 +22,9 @@ BODY = 484
 SIZE = BODY + HEAD
 NEURONS = 4 + 12
 LORA_A, LORA_B = 2 * (9 + 36), 2 * (4 + 12)  # of rank 2, in conv and fc
+LORA = LORA_A + LORA_B
 PROTOTYPES = CLASSES * FEATURES
+SIMPLEX = SIZE + 2 * PROTOTYPES
 # Of 4 numbers of noise and 8 hidden neurons
 GENERATOR = (4 + CLASSES + 1) * 8 + 4 * 8 + (8 + 1) * FEATURES
 POLICY = 2 * FEATURES * FEATURES + 6 * FEATURES
@@ -59,7 +62,8 @@ def over_the_cohort(expected: Rounds) -> list[int]:
 class Expect:
     """Hold what is expected of a method.
 
-    down, up: scalars that travel; None where a draw decides (the method's own test counts them).
+    down, up: scalars that travel; None where a draw decides (the method's own test counts them), or
+        for as many up as down.
     down_bits, up_bits: bits beside those of the scalars.
     statistics: where each network's BatchNorm statistics stay, by role or of all.
     judged: whether the cohort is evaluated by what it `trained`, by what it would now start from
@@ -70,30 +74,27 @@ class Expect:
     """
 
     down: Rounds | None = SIZE
-    up: Rounds | None = SIZE
+    up: Rounds | None = None
     down_bits: Rounds = 0
     up_bits: Rounds = 0
     statistics: str | Mapping[str, str] = "server"
     judged: Literal["trained", "latest", "kept", "anew"] = "latest"
-    first_time: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    private: tuple[str, ...] = ()
+    first_time: dict[str, dict[str, Any]] = field(default_factory=dict)
+    private: str = ""
 
     def judged_by(self, method: Method) -> str:
         return "trained" if getattr(method, "judge", None) == "stored" else self.judged
 
 
-GLOBAL: Mapping[str, Mapping[str, Any]] = {"global": {}}
-INITIAL: Mapping[str, Mapping[str, Any]] = {"initial": {}}
-INITIAL_HEAD: Mapping[str, Mapping[str, Any]] = {"initial head": {}}
+GLOBAL: dict[str, dict[str, Any]] = {"global": {}}
+INITIAL: dict[str, dict[str, Any]] = {"initial": {}}
+INITIAL_HEAD: dict[str, dict[str, Any]] = {"initial head": {}}
+GLOBAL_START: dict[str, dict[str, Any]] = {"global": {"cold_start": "global"}}
 
 
-def own_models(**values: Any) -> Expect:
-    """Return what is expected of a method whose clients are evaluated by models of their own."""
-    kept: dict[str, Any] = {"statistics": "client", "judged": "trained", "first_time": INITIAL}
-    return Expect(**{**kept, **values})
-
-
-PRUNING = own_models(down=PRUNED_DOWN, up=FIVE_WIDTHS, up_bits=(COHORT * NEURONS, 2 * NEURONS))
+each_own = partial(Expect, statistics="client")
+own_models = partial(each_own, judged="trained", first_time=INITIAL)
+"""A method whose clients have statistics, or whole models, of their own."""
 
 
 class Expectations(dict[str, Expect]):
@@ -105,189 +106,122 @@ class Expectations(dict[str, Expect]):
 
 EXPECTED = Expectations()
 EXPECTED |= {
-    "apfl": Expect(statistics={"w": "server", "v": "client"}, private=("v", "alpha")),
-    "apple": Expect(
-        down=SIZE * (CLIENTS - 1),
-        # All tell once how many samples they have.
-        up=(COHORT * (SIZE + 1) + CLIENTS, COHORT * (SIZE + 1)),
-        statistics="client",
-    ),
-    "centralized": Expect(down=0, up=0, first_time=GLOBAL),
-    "cfl": Expect(statistics="client"),
+    "apfl": Expect(statistics={"w": "server", "v": "client"}, private="v alpha"),
+    # All tell once how many samples they have.
+    "apple": each_own(SIZE * (CLIENTS - 1), (COHORT * (SIZE + 1) + CLIENTS, COHORT * (SIZE + 1))),
+    "centralized": Expect(0, first_time=GLOBAL),
+    "cfl": each_own(),
     "ditto": Expect(
-        statistics={"w": "server", "v": "client"},
-        first_time={"initial": {}, "global": {"cold_start": "global"}},
-        private=("v",),
+        statistics={"w": "server", "v": "client"}, first_time=INITIAL | GLOBAL_START, private="v"
     ),
     "fedadam": Expect(first_time=GLOBAL),
     "fedala": Expect(judged="anew", first_time=GLOBAL),
-    "fedalt": Expect(
-        down=(0, COHORT * (LORA_A + LORA_B)),  # what others trained, once there is any
-        up=LORA_A + LORA_B,
-        statistics="client",
-        private=("model",),
-    ),
-    "fedamp": own_models(down=(0, RETURNING * SIZE), private=("model",)),
-    "fedas": Expect(
-        down=BODY,
-        up=BODY + 1,
-        statistics="client",
-        first_time={"initial": {}, "initial head": {"judge": "received"}},
-    ),
+    # Others' adapters, once there are any
+    "fedalt": each_own((0, COHORT * LORA), LORA, private="model"),
+    "fedamp": own_models((0, RETURNING * SIZE), SIZE, private="model"),
+    "fedas": each_own(BODY, BODY + 1, first_time=INITIAL | {"initial head": {"judge": "received"}}),
     "fedavg": Expect(first_time=GLOBAL),
     "fedavgm": Expect(first_time=GLOBAL),
-    "fedbabu": Expect(down=BODY, up=BODY, first_time=INITIAL_HEAD),
-    "fedbn": Expect(statistics="client", first_time=GLOBAL),
+    "fedbabu": Expect(BODY, first_time=INITIAL_HEAD),
+    "fedbn": each_own(first_time=GLOBAL),
     "fedcac": own_models(up_bits=SIZE),
-    "fedcp": Expect(down=SIZE + POLICY, up=SIZE + POLICY, private=("head",)),
+    "fedcp": Expect(SIZE + POLICY, private="head"),
+    # Before the first round all receive the initial model, and answer with a mean and a count.
     "feddbe": Expect(
-        # Before the first round all receive the initial model, and answer with a mean and a number
-        # of samples.
-        down=(CLIENTS * SIZE + COHORT * (SIZE + FEATURES), COHORT * SIZE + RETURNING * FEATURES),
-        up=(CLIENTS * (FEATURES + 1) + COHORT * SIZE, COHORT * SIZE),
-        private=("u",),
+        (CLIENTS * SIZE + COHORT * (SIZE + FEATURES), COHORT * SIZE + RETURNING * FEATURES),
+        (CLIENTS * (FEATURES + 1) + COHORT * SIZE, COHORT * SIZE),
+        private="u",
     ),
     "feddpa": Expect(first_time=GLOBAL),
-    "feddyn": Expect(first_time=GLOBAL, private=("dual",)),
-    "fedfomo": own_models(
-        down=(0, RETURNING * 3 * SIZE),  # the three others that trained in the last round
-        up=SIZE + 5,  # and a weight for the own model and each of four candidates
-    ),
-    "fedgen": Expect(down=SIZE + GENERATOR + CLASSES, up=SIZE + CLASSES, first_time=GLOBAL),
-    "fedmp": PRUNING,
+    "feddyn": Expect(first_time=GLOBAL, private="dual"),
+    # The three others that trained last; a weight for the own model and each of four candidates
+    "fedfomo": own_models((0, RETURNING * 3 * SIZE), SIZE + 5),
+    "fedgen": Expect(SIZE + GENERATOR + CLASSES, SIZE + CLASSES, first_time=GLOBAL),
+    # The entries above the 0.9-quantile stay with the client; above the 0.99-quantile, the largest
+    # on the list, indices come in their place.
     "fedobp": Expect(
-        # The entries above the 0.9-quantile stay with the client.
-        down=(COHORT * SIZE, COHORT * (SIZE - 55)),
+        (COHORT * SIZE, COHORT * (SIZE - 55)),
+        SIZE,
         down_bits=(0, COHORT * SIZE),
-        first_time={"global": {"cold_start": "global"}},
+        first_time=GLOBAL_START,
     ),
     "fedobp_adaptive": Expect(
-        down=(COHORT * SIZE, COHORT * (SIZE - 6)),  # of the 0.99-quantile, the largest on the list
-        down_bits=(0, COHORT * 6 * 32),  # in their place
-        up_bits=2,
+        (COHORT * SIZE, COHORT * (SIZE - 6)), SIZE, down_bits=(0, COHORT * 6 * 32), up_bits=2
     ),
     "fedpac": Expect(
-        down=(COHORT * SIZE, COHORT * (SIZE + PROTOTYPES)),
-        up=SIZE + 2 * PROTOTYPES + CLASSES + 1,
+        (COHORT * SIZE, COHORT * (SIZE + PROTOTYPES)),
+        SIZE + 2 * PROTOTYPES + CLASSES + 1,
         first_time=INITIAL_HEAD,
-        private=("head",),
+        private="head",
     ),
     "fedper": Expect(
-        down=BODY,
-        up=BODY,
-        first_time={"initial head": {}, "global": {"head_init": "server_average"}},
-        private=("head",),
+        BODY,
+        first_time=INITIAL_HEAD | {"global": {"head_init": "server_average"}},
+        private="head",
     ),
     "fedphp": Expect(statistics={"w": "server", "q": "client"}, first_time=GLOBAL),
-    "fedproto": Expect(
-        down=None,  # the prototypes that there are
-        up=None,
-        statistics="client",
-        first_time=INITIAL,
-        private=("model",),
-    ),
+    "fedproto": each_own(None, first_time=INITIAL, private="model"),
     "fedprox": Expect(first_time=GLOBAL),
-    "fedpurin": own_models(
-        down=None,  # what is not zero
-        up=None,
-    ),
+    "fedpurin": own_models(None),
     "fedrep": Expect(
-        down=BODY,
-        up=BODY,
-        first_time={"initial head": {}, "global": {"personal_init": "server_average"}},
-        private=("own",),
+        BODY,
+        first_time=INITIAL_HEAD | {"global": {"personal_init": "server_average"}},
+        private="own",
     ),
-    "fedrod": Expect(private=("q",)),
-    "fedrolex": own_models(down=THREE_WIDTHS, up=THREE_WIDTHS, up_bits=CLASSES, first_time={}),
-    "fedsa_lora": Expect(down=LORA_A, up=LORA_A, private=("own",)),
+    "fedrod": Expect(private="q"),
+    "fedrolex": own_models(THREE_WIDTHS, up_bits=CLASSES, first_time={}),
+    "fedsa_lora": Expect(LORA_A, private="own"),
+    # A mask goes up when it is another: at 1/2 it no longer grows.
     "fedselect": own_models(
-        down=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
-        up=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
-        # A mask goes up when it is another: at 1/2 it no longer grows.
+        (COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
         up_bits=(COHORT * WEIGHTS, 2 * WEIGHTS),
     ),
-    "fedspu": own_models(down=THREE_WIDTHS, up=THREE_WIDTHS, down_bits=NEURONS),
+    "fedspu": own_models(THREE_WIDTHS, down_bits=NEURONS),
     "fedyogi": Expect(first_time=GLOBAL),
-    "ffa_lora": Expect(down=LORA_B + HEAD, up=LORA_B + HEAD),
-    "fjord": own_models(down=FIVE_WIDTHS, up=FIVE_WIDTHS, first_time={}),
-    "flexfl": own_models(
-        down=None,  # levels are drawn
-        up=None,
-        first_time={},
-    ),
-    "floco": Expect(
-        down=SIZE + 9 * PROTOTYPES,  # ten endpoints of the head's weight
-        up=SIZE + 9 * PROTOTYPES,
-    ),
+    "ffa_lora": Expect(LORA_B + HEAD),
+    "fjord": own_models(FIVE_WIDTHS, first_time={}),
+    "flexfl": own_models(None, first_time={}),
+    "floco": Expect(SIZE + 9 * PROTOTYPES),  # ten endpoints of the head's weight
+    # After the first round all train once more, from which each has a place among three endpoints.
     "floco_plus": Expect(
-        # After the first round all train once more, from which each is given a place among three
-        # endpoints.
-        down=(
-            COHORT * (SIZE + 2 * PROTOTYPES),
-            CLIENTS * (SIZE + 2 * PROTOTYPES) + COHORT * (SIZE + 2 * PROTOTYPES + 3),
-        ),
-        up=(COHORT * (SIZE + 2 * PROTOTYPES), (CLIENTS + COHORT) * (SIZE + 2 * PROTOTYPES)),
+        (COHORT * SIMPLEX, CLIENTS * SIMPLEX + COHORT * (SIMPLEX + 3)),
+        (COHORT * SIMPLEX, (CLIENTS + COHORT) * SIMPLEX),
         statistics={"main": "server", "v": "client"},
-        private=("v",),
+        private="v",
     ),
-    "flute": Expect(
-        down=BODY + PROTOTYPES,  # the server changes the head's weight
-        up=SIZE,
-        up_bits=CLASSES,
-        first_time=INITIAL_HEAD,
-    ),
-    "gpfl": Expect(
-        down=BODY + PROTOTYPES + VALVE,
-        up=BODY + PROTOTYPES + VALVE,
-        first_time=INITIAL_HEAD,
-        private=("head",),
-    ),
-    "hermes": PRUNING,
+    # The server changes the head's weight.
+    "flute": Expect(BODY + PROTOTYPES, SIZE, up_bits=CLASSES, first_time=INITIAL_HEAD),
+    "gpfl": Expect(BODY + PROTOTYPES + VALVE, first_time=INITIAL_HEAD, private="head"),
+    # Client 1 holds everything.
     "heterofl": own_models(
-        down=FALLING_WIDTHS,
-        up=FALLING_WIDTHS,
-        up_bits=CLASSES,
-        first_time={"initial": {"scaler": True}},  # client 1 holds everything
+        FALLING_WIDTHS, up_bits=CLASSES, first_time={"initial": {"scaler": True}}
     ),
-    "ifca": Expect(down=2 * SIZE, up_bits=2, statistics="client"),
+    "ifca": each_own(2 * SIZE, SIZE, up_bits=2),
     "knn_per": Expect(first_time=GLOBAL),
-    "lg_fedavg": Expect(down=HEAD, up=HEAD, statistics="client", private=("own",)),
-    "local_only": Expect(
-        down=0, up=0, statistics="client", judged="kept", first_time=INITIAL, private=("model",)
-    ),
+    "lg_fedavg": each_own(HEAD, private="own"),
+    "local_only": each_own(0, judged="kept", first_time=INITIAL, private="model"),
     "moon": Expect(statistics={"main": "server", "last": "client"}, first_time=GLOBAL),
     "per_fedavg": Expect(first_time=GLOBAL),
-    "pfedfda": Expect(
-        down=BODY + PROTOTYPES + FEATURES * (FEATURES + 1) // 2,
-        up=BODY + PROTOTYPES + FEATURES * (FEATURES + 1) // 2,
-        judged="anew",
-    ),
-    "pfedhn": Expect(statistics="client"),
+    "pfedfda": Expect(BODY + PROTOTYPES + FEATURES * (FEATURES + 1) // 2, judged="anew"),
+    "pfedhn": each_own(),
     "pfedme": Expect(judged="anew", first_time=GLOBAL),
     "pfedsd": own_models(),
-    "prunefl": replace(PRUNING),
+    # Of clients 0 and 5 the latter, without a step, shares everything.
     "pspfl": own_models(
-        # Of clients 0 and 5 the latter, without a step, shares everything.
-        down=(COHORT * SIZE, COHORT * SIZE - 274),
-        up=(COHORT * SIZE, COHORT * SIZE - 274),
+        (COHORT * SIZE, COHORT * SIZE - 274),
         down_bits=(0, SIZE),
         first_time=GLOBAL,
-        private=("score",),
+        private="score",
     ),
-    "random_dropout": Expect(
-        down=THREE_WIDTHS, up=THREE_WIDTHS, down_bits=NEURONS, judged="anew", first_time=GLOBAL
-    ),
-    "scaffold": Expect(down=2 * SIZE, up=2 * SIZE, first_time=GLOBAL, private=("control",)),
-    "sdflora": Expect(down=(LORA_A + LORA_B) // 2, up=(LORA_A + LORA_B) // 2, private=("own",)),
-    "seqfededt": own_models(
-        down=0,  # a hop is counted once
-        first_time=GLOBAL,
-    ),
-    "subflot": own_models(
-        down=None,  # rates are drawn
-        up=None,
-    ),
+    "random_dropout": Expect(THREE_WIDTHS, down_bits=NEURONS, judged="anew", first_time=GLOBAL),
+    "scaffold": Expect(2 * SIZE, first_time=GLOBAL, private="control"),
+    "sdflora": Expect(LORA // 2, private="own"),
+    "seqfededt": own_models(0, SIZE, first_time=GLOBAL),  # a hop is counted once
+    "subflot": own_models(None),
 }
+for pruning in ("fedmp", "hermes", "prunefl"):
+    bits = (COHORT * NEURONS, 2 * NEURONS)
+    EXPECTED[pruning] = own_models(PRUNED_DOWN, FIVE_WIDTHS, up_bits=bits)
 
 LIMITS = """
 apfl alpha=1.0 adaptive=False => local_only
