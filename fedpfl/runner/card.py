@@ -164,14 +164,14 @@ def _make_header(run: Trained, title: str, score: Values, license: str) -> Recor
         "pipeline_tag": pipeline,
         "tags": ["federated-learning", "personalized-federated-learning", "fedpfl", method],
         "license": license,
-        "datasets": _list_public_datasets(config["dataset"]),
+        "datasets": list_public_datasets(config["dataset"]),
         "metrics": [task.score],
         "model-index": [{"name": title, "results": [result]}],
     }
     return {name: value for name, value in header.items() if value}
 
 
-def _list_public_datasets(dataset: Values) -> list[str]:
+def list_public_datasets(dataset: Values) -> list[str]:
     """Name the run's data set for a hub's link; [] for data of the user's own."""
     name = dataset["name"]
     if name == "hf" and not Path(dataset["path"]).exists():

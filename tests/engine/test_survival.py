@@ -81,18 +81,22 @@ def make_sites() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def test_a_run_is_judged_by_its_own_predictions_on_both_backends(tmp_path):
     words = ["task=survival", "method=fedper", "model=mlp", "model.hidden=[8]", "rounds=3"]
     words += ["participation=1.0", "local.batch_size=64", "local.lr=0.1", "eval.every=3"]
-    runs = {}
-    for engine in ("loop", "batched"):
-        own = [*words, f"engine={engine}"]
-        folder = tmp_path / engine
-        runs[engine] = fedpfl.run(*own, data=make_sites(), directory=folder, progress=False)
-    run = runs["loop"]
+    runs = []
+    for own in (["engine=loop"], ["engine=batched", "eval.horizon=9"]):
+        about = {"data": make_sites(), "directory": tmp_path / own[0], "progress": False}
+        runs.append(fedpfl.run(*words, *own, **about))
+    run, batched = runs
     row = run.rounds.iloc[-1]
     assert row["concordance"] > 60
-    for name in ("concordance", "brier", "brier_pooled", "loss", "cohort_loss_after"):
-        assert runs["batched"].rounds[name].iloc[-1] == pytest.approx(row[name], rel=1e-4)
+    for name in ("concordance", "concordance_pooled", "loss", "cohort_loss_after"):
+        assert batched.rounds[name].iloc[-1] == pytest.approx(row[name], rel=1e-4)
+    times = [run.samples(site, "train")[1][:, 0] for site in range(3)]
+    check_clients(run, float(torch.cat(times).median()))
+    check_clients(batched, 9.0)
 
-    horizon = float(torch.cat([run.samples(site, "train")[1][:, 0] for site in range(3)]).median())
+
+def check_clients(run: fedpfl.Trained, horizon: float) -> None:
+    """Compare each client's scores with those of its own predictions."""
     pairs, sizes = [], []
     for site, found in run.clients.reset_index(drop=True).iterrows():
         (x, y), (trained, labels) = run.samples(site), run.samples(site, "train")
@@ -104,17 +108,19 @@ def test_a_run_is_judged_by_its_own_predictions_on_both_backends(tmp_path):
             if event and (time < later or (time == later and not came))
         ]
         hits = sum((one > other) + (one == other) / 2 for one, other in first)
-        assert found["concordance"] == pytest.approx(100 * hits / len(first), abs=1e-6)
+        assert found["concordance"] == pytest.approx(100 * hits / len(first), abs=1e-3)
+        assert found["concordance_low"] < found["concordance"] < found["concordance_high"]
         pairs.append((hits, len(first)))
         own = run.predict(site, trained)[:, 0]
         hazard = measure_survival(own, labels, Horizon(horizon))["hazard"]
         brier = measure_survival(risk, y, Horizon(horizon, hazard))["brier"]
-        assert found["brier"] == pytest.approx(float(brier), abs=1e-6)
+        assert found["brier"] == pytest.approx(float(brier), abs=1e-5)
         sizes.append((len(y), float(brier)))
+    row = run.rounds.iloc[-1]
     pooled = 100 * sum(hits for hits, _ in pairs) / sum(count for _, count in pairs)
-    assert row["concordance_pooled"] == pytest.approx(pooled, abs=1e-6)
+    assert row["concordance_pooled"] == pytest.approx(pooled, abs=1e-3)
     mean = sum(math.prod(size) for size in sizes) / sum(count for count, _ in sizes)
-    assert row["brier_pooled"] == pytest.approx(mean, abs=1e-6)
+    assert row["brier_pooled"] == pytest.approx(mean, abs=1e-5)
 
 
 REFUSED = """

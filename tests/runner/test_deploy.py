@@ -17,6 +17,7 @@ from torch import nn
 import fedpfl
 from fedpfl import export
 from fedpfl.ground.errors import FedpflError
+from fedpfl.runner import card as card_facts
 from tests.command import TINY, TINY_TASK, call_main
 from tests.conftest import assert_same, keep_only, read_cases
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
@@ -77,8 +78,11 @@ def test_models_answer_as_the_evaluation_also_fine_tuned(case, tmp_path):
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             samples += len(y)
         assert loss / samples == run.rounds[f"{prefix}loss"].iloc[-1]
-        moment = "after" if options else "before"
-        assert f"after round 1, {moment} fine-tuning" in (out / "README.md").read_text("utf-8")
+        card = (out / "README.md").read_text("utf-8")
+        assert f"after round 1, {'after' if options else 'before'} fine-tuning" in card
+        (result,) = yaml.safe_load(card.split("---\n")[1])["model-index"][0]["results"]
+        mean = run.clients[f"{prefix}accuracy"].mean()
+        assert result["metrics"][0]["value"] == pytest.approx(mean)
 
 
 def test_a_file_with_other_logits_is_refused(digits_runs, tmp_path, capsys, monkeypatch):
@@ -177,6 +181,13 @@ def test_a_data_frame_has_its_columns_in_any_order(trained):  # noqa: F811
             trained.predict("zürich", other)
 
 
+def test_a_private_run_tunes_nothing_that_its_account_has_not(tmp_path):
+    words = ["method=fedavg", *TINY, "privacy=sample", "privacy.noise=1", "eval.finetune_epochs=1"]
+    for round in fedpfl.rounds(*words, "eval.finetune_every=2", directory=tmp_path / "run"):
+        with pytest.raises(FedpflError, match="no model can be trained or fine-tuned"):
+            round.personal(0, finetuned=True)
+
+
 def test_some_clients_by_number_and_name(trained, tmp_path, capsys):  # noqa: F811
     out = tmp_path / "new" / "models"
     assert export.main([str(trained.path), str(out), "--clients", "zürich,0"]) == 0
@@ -202,9 +213,10 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
     assert (
         tuple(facts[key] for key in ["pipeline_tag", "license", "datasets", "metrics"]) == expected
     )
-    (result,) = facts["model-index"][0]["results"]
-    assert result["metrics"][0]["value"] == pytest.approx(run.clients["accuracy"].mean())
-    assert result["dataset"] == {"type": "digits", "name": "Digits"}
+    assert card_facts.list_public_datasets({"name": "hf", "path": "ylecun/mnist"}) == [
+        "ylecun/mnist"
+    ]
+    assert not card_facts.list_public_datasets({"name": "hf", "path": str(out)})
     for client in range(4):
         (row,) = re.findall(
             rf"^\| client{client}\.safetensors \| {client} \| .*$", text, re.MULTILINE
