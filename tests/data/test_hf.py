@@ -116,6 +116,8 @@ def test_columns_keep_order_shape_and_type(tmp_path):
     wards = load(tmp_path / "w", input=("ward", "a", "code"), categories=("ward", "code"))
     assert wards.x.tolist() == [[1, 0, 1, 1], [0, 1, 2, 1]]
     assert wards.feature_names == ("ward=x", "ward=y", "a", "code=7")
+    times = load(tmp_path / "w", input="a", label=("code", "label"), task="survival")
+    assert times.y.tolist() == [[7, 0], [7, 1]]
     pixels = np.random.default_rng(0).integers(0, 256, (6, 1, 4, 5), dtype=np.uint8)
     signals = np.random.default_rng(1).normal(size=(6, 3, 7)).astype(np.float32)
     features = {

@@ -64,6 +64,7 @@ def test_the_loss_is_of_present_samples_and_bears_any_risk():
     (gradient,) = torch.autograd.grad((losses * weight).sum(), risk)
     assert losses.isfinite().all()
     assert gradient.isfinite().all()
+    assert not losses[7:].any()
     assert gradient[:7].any()
     assert not gradient[7:].any()
 

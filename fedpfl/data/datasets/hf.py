@@ -37,7 +37,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     *,
     path: Path | None = None,
     input: str | tuple[str, ...] | None = None,
-    label: str | None = None,
+    label: str | tuple[str, ...] | None = None,
     split: str | tuple[str, ...] | None = None,
     by: str | None = None,
     subset: str | None = None,
@@ -55,7 +55,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         source: Whether the hub may be asked.
         path: A folder that `save_to_disk` has written, or a name on the hub.
         input: The column of images, texts or arrays; or columns of numbers, or of texts.
-        label: The column of classes, whole numbers or texts.
+        label: The column of classes, whole numbers or texts; or those that the task has.
         split: The splits to join; None: all. The one called test is the test part.
         by: The column that says which client a sample is of.
         subset: Of a name on the hub that has several.
@@ -73,8 +73,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     splits = open_splits(path, split, subset, source.download)
     inputs = label_columns(input)
     categories = categories or ()
-    kind = _check_columns(splits, inputs, categories, [*filter(None, (label, by, together))])
     labels = label_columns(label)
+    kind = _check_columns(splits, inputs, categories, [*labels, *filter(None, (by, together))])
     options = ReadOptions(labels, categories, by, together, task=task, missing=missing)
     columns = [*options.labels, *filter(None, (by, together))]
     if kind == "numbers":
@@ -89,7 +89,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
             x = [_read_arrays(one, inputs[0]) for one in splits]
         parts = [replace(part, x=array) for part, array in zip(parts, x, strict=True)]
         options = ReadOptions(categories=categories, together=together, task=task)
-    raw = join_parts(parts, options, getattr(splits[0].data.features[label], "names", ()))
+    raw = join_parts(parts, options, getattr(splits[0].data.features[labels[0]], "names", ()))
     test_rows = count_test_rows(splits)
     return raw._replace(test_from=len(raw.y) - test_rows) if test_rows else raw
 

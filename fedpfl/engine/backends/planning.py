@@ -80,9 +80,8 @@ def evaluation_batches(
     device = federation.x.device
     size = CHUNK
     if federation.task is SURVIVAL:
-        size = (
-            LONGEST_CHUNK  # its loss compares the samples of a chunk, on the loop backend as here
-        )
+        # Its loss compares the samples of a chunk, as on the loop backend.
+        size = LONGEST_CHUNK
     elif device.type != "cpu":
         size = max(CHUNK, PASS // max(1, len(samples)))
     sizes = torch.tensor([len(indices) for indices in samples])
