@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from fedpfl.config.run import Run
@@ -10,7 +11,9 @@ from fedpfl.config.schema import Eval
 from fedpfl.engine import Backend, FineTuning, Local, RoundSetup, State
 from fedpfl.engine.calls import Call, EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.measures import INTERVAL
 from fedpfl.engine.round import choose_turns, make_train_call
+from fedpfl.ground.tasks import CLASSIFICATION
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Schedule:
             draws = Draws(setup.seed, "finetune", state.round)
             tunings.append(keys.plan_tuning(setup.local, draws))
         adaptation = FineTuning(setup.local, Draws(setup.seed, "adapt", state.round))
+        # The last evaluation tells an interval, too, of other scores than shares of hits.
+        measures = [self.measures]
+        if setup.federation.task is not CLASSIFICATION and state.round == last_round:
+            plain = measures if state.round < self.rounds else []
+            measures = [*plain, (*self.measures, INTERVAL)]
         return [
             EvalCall(
                 method=setup.method,
@@ -74,9 +82,9 @@ class Schedule:
                 clients=[client],
                 tuning=tuning,
                 before_evaluation=adaptation,
-                measures=self.measures,
+                measures=names,
             )
-            for tuning in tunings
+            for tuning, names in product(tunings, measures)
         ]
 
     @property
@@ -120,6 +128,7 @@ def describe_call(call: Call) -> dict[str, Any]:
     return {
         "tuning": _describe_tuning(call.tuning),
         "before": _describe_tuning(call.before_evaluation),
+        "measures": list(call.measures),
     }
 
 

@@ -407,7 +407,8 @@ class RemoteBackend(Backend):
 
     def _expected_form(self, call: Call) -> str:
         """Return the form that answers to a call of this kind must have."""
-        kind = f"{type(call).__name__} {describe_call(call).get('turn')}"
+        asks = describe_call(call)
+        kind = f"{type(call).__name__} {asks.get('turn')} {asks.get('measures')}"
         if kind not in self._answer_forms:
             self._answer_forms[kind] = str(tree.specs(self._make_example(call)))
         return self._answer_forms[kind]

@@ -18,6 +18,7 @@ from fedpfl.engine.calls import Call, Counts, Participation, TrainCall
 from fedpfl.engine.measures import PLUGIN_MEASURES, SUMMED_MEASURES
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.intervals import HIGH, LOW
 from fedpfl.ground.tasks import REGRESSION
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
@@ -158,6 +159,8 @@ def _is_possible(name: str, values: Tensor, samples: int) -> bool:
         return bool((values >= 0).all() and (values.sum(-1) == samples).all())
     if name in REGRESSION.measures:
         return bool(values.isfinite()) and (name == "label_mean" or float(values) >= 0)
+    if name.endswith((LOW, HIGH)):
+        return not values < 0
     # A plugin's is any number.
     return name in PLUGIN_MEASURES or not (values < 0 or values > 1)
 

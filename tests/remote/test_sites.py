@@ -138,7 +138,7 @@ FORMS = {
         write_several_labels,
         ["task=multilabel", "dataset.label=[flu,asthma]"],
     ),
-    "numbers": (write_numbers, ["task=regression"]),
+    "numbers": (write_numbers, ["task=regression", "stopping.early=true"]),
     "pixels with test parts": (write_pixels, ["partition.test_fraction=null"]),
     "measures": (write_arrays, ["metrics=[precision,balanced,auroc,ece]"]),
     "measures of labels": (
