@@ -201,8 +201,8 @@ def test_the_words_of_a_run_make_its_configuration(words):
 def write_clients(folder: Path, seed: int, own: np.ndarray, **changes: str) -> None:
     """A run of these clients, fine-tuned as they are."""
     write_run(folder, {4: float(own.mean())}, seed=seed, **changes)
-    rows = [f"{number},30,10,40,{value},{value}" for number, value in enumerate(own.tolist())]
-    header = "client,train,test,label_0,accuracy,ft_accuracy"
+    rows = [f"{number},30,10,40,{value},{value},9" for number, value in enumerate(own.tolist())]
+    header = "client,train,test,label_0,accuracy,ft_accuracy,asr"
     (folder / "clients.csv").write_text("\n".join([header, *rows, ""]))
 
 
@@ -224,13 +224,14 @@ def test_intervals_say_what_they_cover(tmp_path: Path, interval: str, capsys) ->
             low, high = hierarchical_interval(values, statistic, **options)
         return pytest.approx((high - low) / 2)
 
-    chosen = ["accuracy", "accuracy_worst10", "loss"]
+    chosen = ["accuracy", "accuracy_worst10", "loss", "asr_worst10"]
     table = accuracy_table(runs(tmp_path), chosen=chosen, interval=interval)
     row = table.frame.iloc[1]
     assert row["accuracy_seed_ci95"] == half(fedper)
     if interval != "seed":  # the runs' rows have a worst tenth of their own
         assert row["accuracy_worst10_seed_ci95"] == half(fedper, mean_of_worst_decile)
-        assert math.isnan(row["loss_seed_ci95"])
+        # The tenth with the highest attack success is no lowest tenth.
+        assert row[["loss_seed_ci95", "asr_worst10_seed_ci95"]].isna().all()
     row = fairness_table(runs(tmp_path), interval).frame.iloc[1]
     assert row["gain_fedavg"] == pytest.approx(np.mean(gains))
     assert row["gain_fedavg_seed_ci95"] == half(gains)

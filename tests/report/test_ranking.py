@@ -171,6 +171,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     deviation = np.std([gaps[0] - gaps[1], 6.0], ddof=1)
     gap = (gaps[0] - gaps[1] + 6) / 2
     sweep(root, later, seed=1)
+    # A seed that one of them has alone, at its mean over the rest.
+    sweep(root, {"fedobp": np.add(values["fedobp"], 69.0) / 2}, seed=2)
     assert main(["ranks", str(root), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     lines, out = [line.split() for line in out.splitlines()], " ".join(out.split())
