@@ -20,14 +20,14 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import help_page, overrides, plugins
@@ -104,7 +104,8 @@ def job(cfg: DictConfig) -> str | None:
 
 def _require_multirun(hydra_cfg: HydraConf) -> None:
     """Raise FedpflError for one run of an experiment that sweeps."""
-    dropped_keys = overrides.find_dropped_sweeps(hydra_cfg)
+    run_words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)  # interpolations stay
+    dropped_keys = overrides.find_dropped_sweeps(hydra_cfg, run_words)
     if dropped_keys:
         experiment = hydra_cfg.runtime.choices.get("experiment")
         raise FedpflError(

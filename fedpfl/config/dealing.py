@@ -17,17 +17,17 @@ from fedpfl.data.units import note_units_of
 from fedpfl.ground.seeding import seeded_by_key
 
 DEALING_KEYS = (
-    *(
-        "data_dir",
-        "dataset",
-        "task",
-        "clients",
-        "partition",
-        "validation",
-        "unseen",
-        "unseen_groups",
-    ),
-    *("augment", "shift", "eval"),
+    "data_dir",
+    "dataset",
+    "task",
+    "clients",
+    "partition",
+    "validation",
+    "unseen",
+    "unseen_groups",
+    "augment",
+    "shift",
+    "eval",
 )
 """Keys and groups that decide what clients hold, beside the seed."""
 Share = Callable[[Hashable, Callable[[], Any]], Any]
@@ -66,7 +66,9 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
     dataset_options = plan.dataset.options
 
     def load() -> tuple[datasets.Samples, Tensor, str]:
-        samples = _read_samples(settings, dataset_options)
+        # User readers may draw random numbers.
+        with seeded_by_key("dataset"):
+            samples = datasets.load_samples(data_dir=Path(settings.data_dir), **dataset_options)
         digest = data.fingerprint(samples)
         on_device = replace(samples, x=samples.x.to(plan.device))
         # Runs that share samples train together, for which their labels must be the same tensor.
@@ -104,12 +106,6 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
         samples_digest=samples_digest,
         notes=(*split.notes, *unit_notes),
     )
-
-
-def _read_samples(settings: Settings, options: dict[str, Any]) -> datasets.Samples:
-    # User readers may draw random numbers.
-    with seeded_by_key("dataset"):
-        return datasets.load_samples(data_dir=Path(settings.data_dir), **options)
 
 
 def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Partition, int]:

@@ -18,7 +18,6 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
-from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
@@ -26,7 +25,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
@@ -141,13 +140,15 @@ def _to_table_value(override: Override) -> Any:
 
 def _compose_with_experiment(run_words: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Return the configuration without sweeps, and the experiment's words for its jobs."""
-    user_keys = {override.key_or_group for override in _parse_words(run_words)}
     cfg = compose_config([word for word in run_words if not is_sweep(word)])
-    experiment_params = cfg.hydra.sweeper.params or {}
-    experiment_words = [
-        f"{key}={value}" for key, value in experiment_params.items() if key not in user_keys
-    ]
-    return cfg, experiment_words
+    dropped_keys = find_dropped_sweeps(cfg.hydra, run_words)
+    return cfg, [f"{key}={cfg.hydra.sweeper.params[key]}" for key in dropped_keys]
+
+
+def find_dropped_sweeps(hydra_cfg: Any, run_words: Iterable[str]) -> list[str]:
+    """List the keys that the configuration sweeps over, and words do not set."""
+    user_keys = {override.key_or_group for override in _parse_words(run_words)}
+    return [key for key in hydra_cfg.sweeper.get("params") or {} if key not in user_keys]
 
 
 # ---- Values as words
@@ -359,11 +360,3 @@ def find_config_dirs(run_words: Iterable[str]) -> list[Path]:
 def is_hydra_setting(word: str) -> bool:
     """Return True if a word sets a key of Hydra and not of a run."""
     return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
-
-
-def find_dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
-    """Return the keys that the configuration sweeps over, and one run does not set."""
-    # Interpolations stay as they are.
-    run_words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)
-    user_keys = {override.key_or_group for override in _parse_words(run_words)}
-    return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in user_keys]

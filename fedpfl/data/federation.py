@@ -447,17 +447,16 @@ def find_clients_of_groups(
     # ---- Step 2: clients that hold the named groups alone, or have such a name.
     newcomers: list[int] = []
     for client in range(len(partition.train)):
-        is_named = {*partition.client_names[client : client + 1]} & {*names}
-        group_names = _list_groups(samples, partition, client)
-        if not is_named and not group_names & {*names}:
-            continue
-        further_names = sorted(group_names - {*names})
-        if further_names and not is_named:
+        is_named = not {*names}.isdisjoint(partition.client_names[client : client + 1])
+        held_names = _list_groups(samples, partition, client)
+        further_names = held_names - {*names}
+        if further_names != held_names or is_named:
+            newcomers.append(client)
+        if 0 < len(further_names) < len(held_names) and not is_named:
             raise FedpflError(
-                f"unseen_groups: client {client} holds samples of {further_names[0]} too; "
+                f"unseen_groups: client {client} holds samples of {min(further_names)} too; "
                 "partition=groups makes clients of one group each"
             )
-        newcomers.append(client)
     if len(newcomers) in (0, len(partition.train)):
         raise FedpflError(
             f"unseen_groups leaves {len(newcomers)} of {len(partition.train)} clients out; name "

@@ -33,22 +33,16 @@ class Split:
     data: Any
 
 
-def import_without_draws(name: str) -> Any:
-    """Import a module. Raises ImportError where it is absent."""
-    # The library's imports draw from Python's generator, which is the run's.
-    state = random.getstate()
-    try:
-        return importlib.import_module(name)
-    finally:
-        random.setstate(state)
-
-
 def import_datasets() -> Any:
     """Return the library. Raises FedpflError where it is absent."""
+    # Its imports draw from Python's generator, which is the run's.
+    state = random.getstate()
     try:
-        return import_without_draws("datasets")
+        return importlib.import_module("datasets")
     except ImportError:
         raise missing_extra("dataset=hf needs a package that is not installed", "hf") from None
+    finally:
+        random.setstate(state)
 
 
 def open_splits(
