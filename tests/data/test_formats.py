@@ -467,13 +467,6 @@ def test_digit5(tmp_path, digits):
     assert np.array_equal(small.x[3:6], arrays["mnist_m"][0].transpose(0, 3, 1, 2))
 
 
-def test_errors_of_digit5(tmp_path, digits, monkeypatch):
-    monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
-    assert "3 images of syn, 4 are published" in refusal("digit5", tmp_path)
-    (digits[0] / "syn_number.mat").write_bytes(b"half")
-    assert "syn_number.mat is not as published: " in refusal("digit5", tmp_path)
-
-
 WRONG = {
     "": None,
     "four labels": "1\n2\n3\n4\n",

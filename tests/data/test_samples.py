@@ -34,11 +34,9 @@ def own(folder: Path, **arrays) -> Samples:
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
 def test_token_ids_are_never_scaled(tmp_path, kind):
     got = own(tmp_path, x=TOKENS.astype(kind))
-    assert got.x.dtype == torch.int32
-    assert got.x.tolist() == TOKENS.tolist()
-    assert (got.mean, got.std) == ((), ())
+    assert (got.x.dtype, got.x.tolist()) == (torch.int32, TOKENS.tolist())
     federation = build_federation(got, partition.iid(got.y.numpy(), 4, 0))
-    assert (federation.shape, federation.shape.kind) == ((7,), "token ids")
+    assert (federation.mean, federation.shape, federation.shape.kind) == ((), (7,), "token ids")
     assert federation.normalize(federation.x) is federation.x
 
 
