@@ -3,17 +3,15 @@
 import copy
 import dataclasses
 import gc
-import io
 import os
 import pickle
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from hydra._internal import config_loader_impl, defaults_list
@@ -23,9 +21,7 @@ from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaul
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import settings
-from omegaconf import DictConfig, OmegaConf
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
+from omegaconf import DictConfig
 from torch import Tensor
 
 from fedpfl.config import plugins
@@ -49,7 +45,6 @@ from fedpfl.ground.files import atomic_output
 from fedpfl.methods import METHODS, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
-from fedpfl.record import rundir
 from fedpfl.report import figures
 from fedpfl.testing import toy
 from fedpfl.testing.toy import (  # noqa: F401
@@ -465,46 +460,15 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
-    """Parse each file and each word of a command once: for every configuration Hydra would parse
-    two dozen anew, a sixth of its tests' time.
-    """
-    parse, known = OmegaConf.load, dict[Any, bytes]()
+    """Parse each word of a command once."""
     parse_rule, rules = OverridesParser.parse_rule, dict[tuple[str, str], Any]()
-
-    def load(file: Any) -> Any:
-        if not isinstance(file, io.TextIOWrapper):
-            return parse(file)
-        now = os.fstat(file.fileno())
-        key = file.name, now.st_ino, now.st_mtime_ns, now.st_size, file.tell()
-        if key not in known:
-            known[key] = pickle.dumps(parse(file))
-        return pickle.loads(known[key])  # in a fifth of the time of a deep copy
 
     def parse_word(parser: OverridesParser, word: str, rule: str) -> Any:
         if (word, rule) not in rules:
             rules[word, rule] = parse_rule(parser, word, rule)
         return copy.copy(rules[word, rule])
 
-    with (
-        mock.patch.object(OmegaConf, "load", staticmethod(load)),
-        mock.patch.object(OverridesParser, "parse_rule", parse_word),
-    ):
-        yield
-
-
-def draw_small_partition(label_counts: Any, file: BinaryIO, title: str, *names: Any) -> None:
-    """Write a pixel a count as a png file, for the picture takes half of a tiny run's time."""
-    counts = np.asarray(label_counts)
-    pixels = np.minimum(counts if counts.size else [[0]], 255).astype(np.uint8)
-    text = PngInfo()
-    text.add_text("Title", title)
-    Image.fromarray(pixels).save(file, "png", pnginfo=text)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def small_pictures() -> Iterator[None]:
-    """Let runs draw small pictures of their partitions; tests/record has the real ones."""
-    with mock.patch.object(rundir, "draw_partition", draw_small_partition):
+    with mock.patch.object(OverridesParser, "parse_rule", parse_word):
         yield
 
 
