@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hydra._internal import config_loader_impl, defaults_list
+from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
@@ -534,16 +534,7 @@ def composed_once() -> Iterator[None]:
             merged[key] = pickle.dumps(merge(loader, defaults, repo))
         return pickle.loads(merged[key])
 
-    map_choices = defaults_list._create_interpolation_map
-
-    def map_needed_choices(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
-        # Hydra makes the map for each file, and reads it in one of twenty.
-        if any(default.is_interpolation() for default in defaults):
-            return map_choices(overrides, defaults, self_added)
-        return None
-
     with (
-        mock.patch.object(defaults_list, map_choices.__name__, map_needed_choices),
         mock.patch.object(config_loader_impl, "create_defaults_list", list_files),
         mock.patch.object(ConfigLoaderImpl, merge.__name__, merge_files),
         mock.patch.object(ConfigRepository, read.__name__, read_file),
