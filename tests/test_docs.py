@@ -7,18 +7,13 @@ import shlex
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
-from hydra.types import RunMode
 
 from fedpfl import papers
-from fedpfl.config import overrides
 from fedpfl.config.choices import list_choices
-from fedpfl.data import datasets
-from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.papers import filling, registry
 from fedpfl.report.__main__ import main as report
@@ -36,7 +31,6 @@ import reproduction
 import robustness
 import status
 import try_docs
-import versus
 
 BLOCK = try_docs.BLOCK
 COMMANDS = try_docs.list_commands()
@@ -121,15 +115,6 @@ def require_packages(command: str) -> None:
     """Skip a command that reads data by a package that is not installed."""
     if "dataset=hf" in command:
         pytest.importorskip("datasets", reason="needs the extra hf")
-
-
-def test_sweeps_say_so():
-    """With -m or in an experiment that sweeps by itself; Hydra refuses the others."""
-    for command in TRAIN:
-        sweeps = any(map(overrides.is_sweep, try_docs.split_words(command)))
-        if sweeps and not {"-m", "--multirun"} & {*shlex.split(command)[3:]}:
-            _, composed = try_docs.compose_command(try_docs.fill_placeholders(command))
-            assert composed.hydra.mode == RunMode.MULTIRUN, command
 
 
 def proposed(override: Override) -> list[str]:
@@ -224,13 +209,6 @@ def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
         status.make_table()
 
 
-def test_the_page_of_peers_has_what_was_measured(tmp_path):
-    page = versus.PAGE.read_text()
-    assert versus.fill_page(page, versus.make_table(versus.RESULTS)) == page
-    assert versus.fill_page(page, "other").count("other\n<!-- to here -->") == 1
-    assert versus.make_table(tmp_path / "absent.csv") == "Nothing has been measured yet."
-
-
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """A folder with runs such as the docs' commands speak of."""
@@ -275,29 +253,6 @@ def outputs(tmp_path_factory):
 def test_report_commands_run(command, outputs, monkeypatch, capsys):
     monkeypatch.chdir(outputs)
     assert report(shlex.split(command)[3:]) == 0, capsys.readouterr().err
-
-
-def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
-    blocks = try_docs.BLOCK.findall((ROOT / "docs" / "extend.md").read_text())
-    source = next(text for kind, text in blocks if kind == "python" and "def kmnist" in text)
-    values = next(text for kind, text in blocks if kind == "yaml" and "kmnist" in text)
-    values = yaml.safe_load(values)
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/kmnist.py").write_text(source)
-    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path / "code")])
-    # Which then has it without being told
-    monkeypatch.setattr(datasets, "DATA_SETS", datasets.find_readers())
-    monkeypatch.delitem(sys.modules, "fedpfl.data.datasets.kmnist")
-    assert values.pop("title") == "KMNIST"
-    with pytest.raises(FedpflError, match=r"kmnist-train-imgs\.npz is absent"):
-        datasets.load_samples(data_dir=tmp_path, **values)
-    for name, count in (("train", 30), ("test", 20)):
-        images = np.arange(count * 784, dtype=np.uint8).reshape(count, 28, 28)
-        np.savez(tmp_path / f"kmnist-{name}-imgs.npz", images)
-        np.savez(tmp_path / f"kmnist-{name}-labels.npz", np.arange(count) % 10)
-    samples = datasets.load_samples(data_dir=tmp_path, **values)
-    assert (tuple(samples.x.shape), samples.test_from, samples.classes) == ((50, 1, 28, 28), 30, 10)
-    assert {*values, "title"} == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
 
 
 def shown(page: str, mark: str) -> str:

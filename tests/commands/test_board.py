@@ -99,13 +99,8 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
     harmed = frame.set_index("method")["harmed_fedavg"].notna().to_dict()
     assert harmed == {"Centralized (upper line)": True, "FedAvg": False, "FedPer": True}
     page = (folder / "out" / "board.html").read_text()
-    shown = (folder / "out" / "board.md").read_text()
-    for identity, data in zip(frame["identity"], frame["data"], strict=True):
-        assert identity in page
-        assert identity in shown
-        assert data in page
-    assert "No ranks: " in shown
-    assert "fine-tuned: after further local epochs" in shown
+    assert all(text in page for text in (*frame["identity"], *frame["data"]))
+    assert "No ranks: " in (folder / "out" / "board.md").read_text()
     text = board_page.make_table(frame)
     assert "FedPer" in text
     assert text in board_page.replace_table(board_page.PAGE.read_text(), text)

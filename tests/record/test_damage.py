@@ -201,50 +201,29 @@ def test_what_is_no_regular_file_is_refused(kind, status, runs, tmp_path):
 # A good checkpoint that cannot be read at this moment
 
 
-@pytest.mark.parametrize(
-    ("place", "error"),
-    keep_quick(
-        [
-            ("torch.load", RuntimeError("[failed]\nDefaultCPUAllocator: can't allocate memory")),
-            ("zipfile.ZipFile", OSError(24, "Too many open files")),
-            ("torch.load", MemoryError()),
-        ]
-    ),
-)
-def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
-    place: str, error: Exception, runs: dict[str, Path], tmp_path: Path, monkeypatch
-) -> None:
+def test_what_keeps_a_good_checkpoint_from_being_read_is_named(runs, tmp_path) -> None:
     run = copied(runs["interrupted"], tmp_path)
-
-    def fails(*arguments: Any, **named: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(place, fails)
+    error = RuntimeError("[failed]\nDefaultCPUAllocator: can't allocate memory")
+    with mock.patch.object(torch, "load", side_effect=error):
         told = refusal(run, *RUN)
     assert told.startswith(f"cannot read {run}/state.pt: ")
-    assert re.search("Too many open files|MemoryError|allocate memory", told)
+    assert "can't allocate memory" in told
     assert told.endswith("; once that is fixed, give the same command again")
-    assert "restart" not in told
-    code = read_summary(run)["code"]
     play_run(run, *RUN)
     assert_ends_as(run, runs["finished"])
-    assert read_summary(run)["code"] == code  # named once
 
 
 # The lock
 
 
-@pytest.mark.parametrize("how", keep_quick(["replaced", "removed"]))
-def test_without_its_lock_a_run_writes_nothing_more(how, tmp_path, monkeypatch):
+def test_without_its_lock_a_run_writes_nothing_more(tmp_path, monkeypatch):
     run, real, left = tmp_path / "run", rundir.RunDirectory.row, []
 
     def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
         real(self, values)
         if values["round"] == 2:
             (run / "run.lock").unlink()
-            if how == "replaced":
-                (run / "run.lock").write_text("1\n")
+            (run / "run.lock").write_text("1\n")
             left.append(snapshot(run))
 
     with monkeypatch.context() as patch:

@@ -12,10 +12,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import yaml
 
 from fedpfl import dashboard
-from fedpfl.config.group_options import read_loggers
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import service_run_id
@@ -24,7 +22,6 @@ from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.record.wandb_logger import WandbLogger, WandbOptions, choose_mode, is_logged_in
 from tests.command import TINY, run_command
-from tests.conftest import ROOT
 from tests.record.test_record import done
 from tests.record.test_record import info as describe_run
 
@@ -301,12 +298,3 @@ def test_mode_follows_the_login(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     assert is_logged_in()
     wandb.teardown()
-
-
-def test_the_shipped_config_is_the_default():
-    folder = ROOT / "conf/logger"
-    read = {
-        name: read_loggers(yaml.safe_load((folder / f"{name}.yaml").read_text()))
-        for name in ("none", "wandb")
-    }
-    assert read == {"none": {}, "wandb": {"wandb": WandbOptions()}}

@@ -91,20 +91,6 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
         assert_same(run.global_model(), {name: server[name] for name in names})
 
 
-def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
-    """Ditto predicts with the private model's statistics; the server has the other's."""
-    play_run(tmp_path, *TINY_TASK, "method=ditto", "model=fedspu_emnist", "rounds=1")
-    run = fedpfl.load(tmp_path)
-    assert accuracies(run) == run.clients["accuracy"].tolist()
-    who = int(read_checkpoint(tmp_path)["rows"][0]["who"][0])
-    saved, own, shared = read_checkpoint(tmp_path), run.personal(who), run.global_model()
-    for name in ("norm1.running_mean", "norm1.num_batches_tracked"):
-        assert_same(own[name], saved["rows"][0]["buffers"]["v"][name][0])
-        assert_same(shared[name], saved["server_buffers"]["w"][name])
-    run.network().load_state_dict(own)
-    run.network().load_state_dict(shared)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("method", ["fedobp", "fedpurin"])
 def test_models_are_the_same_on_a_gpu(method, tmp_path):

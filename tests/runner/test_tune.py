@@ -269,6 +269,7 @@ def test_what_is_found_is_run_with_fresh_seeds_and_judged_at_its_best_validation
     assert row["rounds"] <= 9
 
 
+@pytest.mark.full
 def test_the_metric_decides_which_trial_wins(data, tmp_path):
     """Of two rates one is better before fine-tuning and one after."""
     words = "method=fedavg rounds=5 trials=2 seeds=1 seed=44 validation=0.2 eval.finetune_epochs=2"
