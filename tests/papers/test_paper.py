@@ -175,6 +175,7 @@ def test_other_data_sets_stand_before_the_papers(tmp_path: Path) -> None:
     assert heads == [("Digits", "Dir(0.1)"), ("Digits", "Dir(0.5)"), ("CIFAR10", "Dir(0.1)")]
     assert own.to_dict() == {"FedAvg, momentum 0.7": 95.0}
     assert grid.notes[0].startswith("In small: no paper has Digits")
+    assert not any(note.startswith("Set-up that differs") for note in grid.notes)
     assert grid.commands
     assert not any("digits" in command for command in grid.commands)
     changes = {"method": "fedspu", "model": "fedspu_emnist", "stopping": {"early": False}}

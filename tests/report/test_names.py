@@ -1,4 +1,4 @@
-"""Names for people: every method and data set has one, tables have the methods in their order."""
+"""Names for people: every method and data set has one, which decides nothing."""
 
 from omegaconf import OmegaConf
 
@@ -17,16 +17,6 @@ def test_every_method_and_data_set_has_a_title():
         "LG-FedAvg",
         "CIFAR10-C",
     )
-
-
-def test_a_method_without_a_place_stands_before_the_last_one(tmp_path, monkeypatch):
-    for name in ("late", "zoo", "ant", "untitled"):
-        text = f"name: {name}\n" + (f"title: {name.capitalize()}\n" if name != "untitled" else "")
-        (tmp_path / f"{name}.yaml").write_text(text)
-    monkeypatch.setattr(names, "_CONF", tmp_path.parent)
-    titles = names.read_titles(tmp_path.name, "zoo gone late")
-    assert list(titles.items()) == [("zoo", "Zoo"), ("ant", "Ant"), ("late", "Late")]
-    assert titles.get("untitled", "plain") == "plain"
 
 
 def test_a_title_decides_nothing():
