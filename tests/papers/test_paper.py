@@ -508,14 +508,19 @@ def drawn(name: str, root: Path, monkeypatch: Any, notes: list[str] | None = Non
 
 
 def test_masks_of_the_last_layer_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients hold 2 entries each, 1 in common; the third holds none."""
+    """Two clients hold 2 entries each, 1 in common; the third holds none. Another way to choose what
+    becomes personal has no panel.
+    """
     clients = {"dataset": {"name": "mini_imagenet"}, "clients": 3}
     clients["partition"] = FMNIST | {"samples_per_client": 480}
-    path = add(tmp_path, "a", 70.0, {"name": "fedselect", "alpha": 0.3}, seed=1, **clients)
+    other = {"name": "fedselect", "alpha": 0.5, "personalise": "random"}
+    paths = [add(tmp_path, "random", 70.0, other, seed=1, **clients)]
+    paths += [add(tmp_path, "a", 70.0, {"name": "fedselect", "alpha": 0.3}, seed=1, **clients)]
     first = {"entries": 8, "held": [4, 0, 0, 4], "both": [[4, 4, 4]] * 3}
     last = {"entries": 10, "held": [7, 2, 1, 0], "both": [[2, 1, 0], [1, 2, 0], [0, 0, 0]]}
     told = {"clients": [0, 1, 2], "tensors": {"conv.weight": first, "fc.weight": last}}
-    (path / "masks.json").write_text(json.dumps(told))
+    for path in paths:
+        (path / "masks.json").write_text(json.dumps(told))
     [shown] = drawn("fedselect/figure4", tmp_path, monkeypatch).values()
     assert shown["image"] == [[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]
 
