@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,27 +87,19 @@ def write_safetensors(model: ClientModel, path: Path) -> None:
 
 def write_torchscript(model: ClientModel, path: Path) -> None:
     """Write a module for `torch.jit.load`. Raises FedpflError where it cannot be one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tracing's advice, which the comparison below makes moot
-        try:
-            examples = (model.examples[:2],)
-            torch.jit.save(torch.jit.trace(model.make_module(), examples, check_trace=False), path)
-        except Exception as error:  # a network may do anything
-            raise _no_such_format(model.run, "torchscript", error) from None
+    with _explain_failure(model, "torchscript"):
+        examples = (model.examples[:2],)
+        torch.jit.save(torch.jit.trace(model.make_module(), examples, check_trace=False), path)
     _require_equal_predictions(model, "torchscript", torch.jit.load(path))
 
 
 def write_program(model: ClientModel, path: Path) -> None:
     """Write a program for `torch.export.load`. Raises FedpflError where it cannot be one."""
     sizes = ({0: torch.export.Dim("samples")},)
-    examples = (model.examples[:2],)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            program = torch.export.export(model.make_module(), examples, dynamic_shapes=sizes)
-            torch.export.save(program, path)
-        except Exception as error:  # operators that the exporter lacks
-            raise _no_such_format(model.run, "pt2", error) from None
+    with _explain_failure(model, "pt2"):
+        examples = (model.examples[:2],)
+        program = torch.export.export(model.make_module(), examples, dynamic_shapes=sizes)
+        torch.export.save(program, path)
     _require_equal_predictions(model, "pt2", torch.export.load(path).module())
 
 
@@ -148,23 +140,19 @@ def write_onnx(model: ClientModel, path: Path) -> None:
 
     # ---- Export for any number of samples, and read the file again.
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        try:
-            torch.onnx.export(
-                model.make_module(),
-                (model.examples[:2],),
-                path,
-                input_names=["x"],
-                output_names=["logits"],
-                dynamic_shapes={"x": {0: "samples"}},
-                external_data=False,
-                verbose=False,
-            )
-            _write_onnx_metadata(model.run, path)
-            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        except Exception as error:  # operators that the exporter lacks
-            raise _no_such_format(model.run, "onnx", error) from None
+    with _explain_failure(model, "onnx"), contextlib.redirect_stdout(io.StringIO()):
+        torch.onnx.export(
+            model.make_module(),
+            (model.examples[:2],),
+            path,
+            input_names=["x"],
+            output_names=["logits"],
+            dynamic_shapes={"x": {0: "samples"}},
+            external_data=False,
+            verbose=False,
+        )
+        _write_onnx_metadata(model.run, path)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     # ---- The file must answer as the run does.
     def predict(x: Tensor) -> Tensor:
@@ -208,14 +196,23 @@ def _require_equal_predictions(
     for x in (samples, samples[:1]):
         with torch.no_grad():
             expected = model.predict_logits(x) if is_exact else module(x)
-            try:
+            with _explain_failure(model, format_name):
                 answer = exported(x)
-            except Exception as error:
-                raise _no_such_format(run, format_name, error) from None
         # Large logits are rounded in larger steps.
         scale = max(1.0, float(expected.abs().max()))
         if not torch.allclose(answer, expected, rtol=1e-3, atol=1e-4 * scale):
             raise _no_such_format(run, format_name, "it does not answer as the run does")
+
+
+@contextlib.contextmanager
+def _explain_failure(model: ClientModel, format_name: str) -> Iterator[None]:
+    """Turn any error into one line: a network may do anything, and an exporter lacks operators."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice, which the comparison with the run makes moot
+        try:
+            yield
+        except Exception as error:
+            raise _no_such_format(model.run, format_name, error) from None
 
 
 def _no_such_format(run: Trained, format_name: str, reason: Exception | str) -> FedpflError:
