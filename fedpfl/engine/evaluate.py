@@ -106,7 +106,7 @@ def _score_intervals(counts: Counts, task: Task) -> dict[str, Tensor]:
     names = _interval_names(task)
     if task is not CLASSIFICATION:
         return {name: counts.measures[name] for name in names if name in counts.measures}
-    shares = wilson_interval(counts.correct.double(), counts.total)
+    shares = wilson_interval(counts.correct.double(), counts.total.double())
     return {name: 100 * end for name, end in zip(names, shares, strict=True)}
 
 

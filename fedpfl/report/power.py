@@ -17,7 +17,7 @@ POWER = 0.8
 MOST_SEEDS = 200
 QUANTILES = 4000
 RESAMPLES = 2000
-_HALF_WIDTH = "half-width of its 95 % confidence interval"
+_HALF_WIDTH = "half-width of the 95 % confidence interval"
 INTERVAL_TEXTS = {
     "seed": f"{_HALF_WIDTH} (Student's t)",
     "client": f"{_HALF_WIDTH} for the choice of clients (bootstrap over clients of these seeds)",
@@ -154,9 +154,10 @@ def half_width_over_clients(
 
 def describe_interval(caption: str, interval: str) -> str:
     """Name the interval in a caption, in place of the deviation."""
-    # Captions of rows with different seeds name the deviation too.
-    text = INTERVAL_TEXTS.get(interval, "sample standard deviation")
-    return caption.replace("sample standard deviation", text)
+    if not interval:
+        return caption
+    plain_caption = caption.replace(" and sample standard deviation", "")
+    return f"{plain_caption} In square brackets: {INTERVAL_TEXTS[interval]}."
 
 
 class SeedScore(NamedTuple):

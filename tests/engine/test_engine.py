@@ -151,7 +151,7 @@ def test_a_client_of_eleven_samples_has_an_interval_of_eleven():
     for client, correct, samples in ((0, 9, 11), (1, 270, 330)):
         wanted = stats.binomtest(correct, samples).proportion_ci(method="wilson")
         ends = [each[f"accuracy_{end}"][client] for end in ("low", "high")]
-        assert ends == pytest.approx([100 * wanted.low, 100 * wanted.high])
+        assert ends == pytest.approx([100 * wanted.low, 100 * wanted.high], rel=1e-12)
     assert math.isnan(each["accuracy_low"][2])
     assert "accuracy_low" not in summarize_scores(counts)
 

@@ -239,9 +239,11 @@ def test_intervals_say_what_they_cover(tmp_path: Path, interval: str, capsys) ->
     assert row["accuracy_worst10_seed_ci95"] == half(fedper, mean_of_worst_decile)
     words = ("tables", str(tmp_path), "--fairness", "--interval", interval, "--pm")
     out = " ".join(read_output(capsys, *words)[0].split())
-    assert out.count(f"half-width of its 95 % confidence interval {OF_INTERVAL[interval]}") == 2
+    assert out.count(f"half-width of the 95 % confidence interval {OF_INTERVAL[interval]}") == 2
     assert f"{np.mean(fedper):.2f} [±" in out
     assert "standard deviation over seeds" not in out
+    one_seed = " ".join(read_output(capsys, *words, "seed=0")[0].split())
+    assert one_seed.count("In square brackets: half-width") == 2
 
 
 OF_INTERVAL = {"seed": "(Student's t)", "client": "for the choice", "both": "(bootstrap over seeds"}
