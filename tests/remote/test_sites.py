@@ -138,7 +138,7 @@ FORMS = {
         write_several_labels,
         ["task=multilabel", "dataset.label=[flu,asthma]"],
     ),
-    "numbers": (write_numbers, ["task=regression", "stopping.early=true"]),
+    "numbers": (write_numbers, ["task=regression", "stopping.early=true", "rounds=2"]),
     "pixels with test parts": (write_pixels, ["partition.test_fraction=null"]),
     "measures": (write_arrays, ["metrics=[precision,balanced,auroc,ece]"]),
     "measures of labels": (
@@ -189,7 +189,7 @@ def assert_as_in_one_place(path: Path, words: list[str]) -> None:
 def test_sites_of_every_form_as_in_one_place(form, here, capsys):
     write, options = FORMS[form]
     write(here / "sites")
-    words = [*PLAIN, *options, "rounds=1"]
+    words = [*PLAIN, "rounds=1", *options]
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
     has_units = "units: column 'height' has mean 2" in capsys.readouterr().err
     assert has_units == (form == "empty cells")
