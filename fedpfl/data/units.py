@@ -33,7 +33,8 @@ def note_units(
         small, large = np.minimum(abs(own), abs(others)), np.maximum(abs(own), abs(others))
         is_far = (small > 0) & (large > FACTOR * small) & (abs(own - others) > spread)
         is_known = ~np.isnan(others)
-        for feature in np.flatnonzero((is_far | ~is_known).all(0) & is_known.any(0) & ~is_flag):
+        is_told = (is_far | ~is_known).all(0) & is_known.any(0) & ~is_flag
+        for feature in np.flatnonzero(is_told).tolist():
             known = others[is_known[:, feature], feature]
             range_text = " to ".join({f"{end:.4g}": 0 for end in (known.min(), known.max())})
             notes.setdefault(

@@ -160,7 +160,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     features = federation.feature_names
     if features:
         scales = [
-            [own.find_scale(is_image) if own.count else NOTHING for own in sums]
+            [own.find_scale(is_image) if own.number else NOTHING for own in sums]
             for sums in sums_by_site.values()
         ]
         means, deviations = np.moveaxis(np.array(scales), 2, 0)

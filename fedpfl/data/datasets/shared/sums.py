@@ -26,12 +26,12 @@ class ChannelSums(NamedTuple):
     Attributes:
         values: Sum of the values, in units of 1 for pixels, of 2^-149 for floats.
         squares: Sum of their squares, in the square of that unit.
-        count: How many values there are; NaN is none.
+        number: How many values there are; NaN is none.
     """
 
     values: int = 0
     squares: int = 0
-    count: int = 0
+    number: int = 0
 
     def add_sums(self, addend: ChannelSums) -> ChannelSums:
         """Return the sums of both."""
@@ -46,9 +46,9 @@ class ChannelSums(NamedTuple):
             is_image: Whether they are pixels, scaled as x / 255.
         """
         # Whole numbers of any length until here; one division rounds, on every machine alike.
-        denominator = self.count * (255 if is_image else 2**FLOAT_BITS)
+        denominator = self.number * (255 if is_image else 2**FLOAT_BITS)
         mean = self.values / denominator
-        variance = (self.count * self.squares - self.values**2) / denominator**2
+        variance = (self.number * self.squares - self.values**2) / denominator**2
         deviation = math.sqrt(variance)
         if is_image:
             return mean, max(deviation, 1 / 255)
@@ -70,7 +70,7 @@ def scale_channels(
         FedpflError: A channel, or feature of these names, has no value.
     """
     for number, channel in enumerate(sums):
-        if not channel.count:
+        if not channel.number:
             name = names[number] if names else f"number {number + 1}"
             raise FedpflError(
                 f"feature {name} has no value in any training sample; leave the column out"
