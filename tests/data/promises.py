@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import Run, build_run
+from fedpfl.data.datasets import Samples, load_samples
 from fedpfl.ground.errors import FedpflError
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial
 from fedpfl.testing.promises import audit
@@ -22,6 +24,29 @@ def assert_promises(name: str, folder: Path, *noted: str, **options: Any) -> Non
         verdict.promise.check.__name__: verdict.faults for verdict in verdicts if verdict.faults
     }
     assert faults.keys() == {*noted}, faults
+
+
+def assert_read(
+    name: str, folder: Path, x: Any, y: list[int], test_from: int | None = None, **expected: Any
+) -> Samples:
+    """Assert that these samples are read, and that all promises are kept but what is noted.
+
+    Args:
+        name: Of the data set.
+        folder: Where its files are.
+        x: The samples, or the first of them.
+        y: The labels.
+        test_from: The first test sample.
+        expected: `groups`, the name of each sample's; `noted`; and the data set's options.
+    """
+    groups, noted = expected.pop("groups", None), expected.pop("noted", ())
+    got = load_samples(name, folder, download=False, **expected)
+    np.testing.assert_allclose(got.x[: len(x)], x, rtol=1e-6)
+    assert (got.y.tolist(), got.test_from) == (y, test_from)
+    if groups is not None:
+        assert [got.group_names[place] for place in got.groups] == [*groups]
+    assert_promises(name, folder, *noted, **expected)
+    return got
 
 
 def one_line(action: Callable[[], object]) -> str:

@@ -28,7 +28,7 @@ from fedpfl.data.datasets.shared.archive import MedMNIST
 from fedpfl.data.datasets.shared.samples import Samples, select_classes
 from fedpfl.ground import vision
 from tests.conftest import DATA, ROOT, read_cases
-from tests.data.promises import assert_promises, one_line
+from tests.data.promises import assert_promises, assert_read, one_line
 
 RNG = np.random.default_rng(0)
 
@@ -120,14 +120,9 @@ def test_idx(tmp_path, idx_files, name, folder, packed):
         files = {name.removesuffix(".gz"): gzip.decompress(data) for name, data in files.items()}
     write(tmp_path / folder, files)
     before = sorted(tmp_path.rglob("*"))
-    got = load_samples(name, tmp_path, download=False)
-    assert got.x.shape == (9, 1, 4, 5)
-    expected = [arrays["train-images-idx3"], arrays["t10k-images-idx3"]]
-    assert np.array_equal(got.x[:, 0], np.concatenate(expected))
-    assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]
-    assert got.test_from == 6
+    x = np.concatenate([arrays["train-images-idx3"], arrays["t10k-images-idx3"]])
+    assert_read(name, tmp_path, x[:, None], [0, 1, 2] * 3, 6)
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked beside the files
-    assert_promises(name, tmp_path)
 
 
 def test_download_of_what_is_absent(tmp_path, idx_files, monkeypatch):
@@ -160,34 +155,28 @@ def test_absent_and_no_network(tmp_path, name):
     assert list(tmp_path.iterdir()) == []  # nothing left behind
 
 
-def make_emnist_files() -> dict[str, bytes]:
+def make_emnist_files(arrays: dict[str, np.ndarray] | None = None) -> dict[str, bytes]:
     return {
         f"gzip/emnist-byclass-{name}-ubyte.gz": gzip.compress(idx(array), mtime=0)
-        for name, array in make_idx_arrays("test").items()
+        for name, array in (arrays or make_idx_arrays("test")).items()
     }
 
 
 def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
-    files = make_emnist_files() | {"gzip/emnist-mnist-test-labels-idx1-ubyte.gz": b"another split"}
-    buffer = io.BytesIO()
+    arrays = make_idx_arrays("test")
+    files, buffer = make_emnist_files(arrays), io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
+        zipped.writestr("gzip/emnist-mnist-test-labels-idx1-ubyte.gz", b"another split")
         for name, data in files.items():
             zipped.writestr(name, data)
     monkeypatch.setattr(emnist, "MD5", md5(buffer.getvalue()))
     write(tmp_path / "zip/EMNIST/raw", {"gzip.zip": buffer.getvalue()})
     write(tmp_path / "gz/EMNIST/raw", files)
-    plain = {
-        Path(name).stem: gzip.decompress(data) for name, data in files.items() if "byclass" in name
-    }
+    plain = {Path(name).stem: gzip.decompress(data) for name, data in files.items()}
     write(tmp_path / "plain/EMNIST/raw", plain)
-    first = load_samples("emnist", tmp_path / "zip", download=False)
-    assert first.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]  # training, then test
-    assert first.test_from == 6
-    assert_promises("emnist", tmp_path / "zip")
-    for form in ("gz", "plain"):
-        again = load_samples("emnist", tmp_path / form, download=False)
-        assert torch.equal(first.x, again.x)
-        assert torch.equal(first.y, again.y)
+    x = np.concatenate([arrays["train-images-idx3"], arrays["test-images-idx3"]])
+    for form in ("zip", "gz", "plain"):
+        assert_read("emnist", tmp_path / form, x[:, None], [0, 1, 2] * 3, 6)
 
 
 @pytest.fixture(params=["cifar10", "cifar100"])
@@ -236,15 +225,9 @@ def test_cifar(tmp_path, cifar, monkeypatch, writable):
     # The tests may run as root, who may write anywhere.
     monkeypatch.setattr(os, "access", lambda *_: writable)
     write(tmp_path, {kind.filename: archive})
-    got = load_samples(name, tmp_path, download=False)
-    assert np.array_equal(got.x, x)
-    assert np.array_equal(got.y, y)
-    assert got.x.is_contiguous()
-    assert got.test_from == len(y) - 4
+    assert assert_read(name, tmp_path, x, y.tolist(), len(y) - 4).x.is_contiguous()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({kind.filename, kind.base_folder} if writable else {kind.filename})
-    assert_promises(name, tmp_path)
-    assert np.array_equal(load_samples(name, tmp_path, download=False).x, x)
 
 
 def test_an_archive_writes_nothing_outside(tmp_path, cifar, monkeypatch):
@@ -274,13 +257,9 @@ def test_svhn(tmp_path, monkeypatch):
         splits[split] = ["http://nowhere", file.name, md5(file.read_bytes())]
         parts[split] = x
     monkeypatch.setattr(kind, "split_list", splits)
-    got = load_samples("svhn", tmp_path, download=False)
-    expected = np.concatenate([parts["train"], parts["test"]])
-    assert np.array_equal(got.x, expected.transpose(0, 3, 1, 2))
-    assert got.test_from == 7
+    x = np.concatenate([parts["train"], parts["test"]]).transpose(0, 3, 1, 2)
     # The digit 0, stored as 10, is class 0.
-    assert got.y.tolist() == [*(0, 1, 2, 3, 0, 1, 2), *(0, 1, 2, 3, 0)]
-    assert_promises("svhn", tmp_path)
+    assert_read("svhn", tmp_path, x, [*(0, 1, 2, 3, 0, 1, 2), *(0, 1, 2, 3, 0)], 7)
 
 
 def medmnist_file(path: Path) -> dict[str, np.ndarray]:
@@ -297,14 +276,10 @@ def test_medmnist(tmp_path, monkeypatch):
     arrays = medmnist_file(tmp_path / f"{name}.npz")
     known = ("0" * 32, md5((tmp_path / f"{name}.npz").read_bytes()))
     monkeypatch.setitem(DATA_SETS, name, MedMNIST("http://nowhere", known))
-    got = load_samples(name, tmp_path, download=False)
-    expected = np.concatenate([arrays[f"{part}_images"] for part in ("train", "val", "test")])
-    assert np.array_equal(got.x[:, 0], expected)
-    assert got.y.tolist() == [*(0, 1, 2, 0, 1, 2), *(0, 1, 2), *(0, 1, 2, 0)]
-    assert got.test_from == 9
-    assert torch.equal(load_samples("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
-    assert_promises(name, tmp_path)
-    assert_promises("npz", tmp_path / "absent", path=tmp_path / f"{name}.npz")
+    x = np.concatenate([arrays[f"{part}_images"] for part in ("train", "val", "test")])[:, None]
+    y = [*(0, 1, 2, 0, 1, 2), *(0, 1, 2), *(0, 1, 2, 0)]
+    assert_read(name, tmp_path, x, y, 9)
+    got = assert_read("npz", tmp_path / "absent", x, y, 9, path=tmp_path / f"{name}.npz")
     monkeypatch.setitem(medmnist.MD5, name, known)
     assert torch.equal(load_samples("medmnist", tmp_path, subset=name).x, got.x)
     medmnist_file(tmp_path / f"{name}.npz")  # well-formed, yet not the official file

@@ -33,7 +33,7 @@ from fedpfl.data.datasets import (
 from fedpfl.data.datasets.shared import source
 from fedpfl.data.fingerprint import fingerprint
 from tests.conftest import read_cases
-from tests.data.promises import assert_promises, one_line
+from tests.data.promises import assert_promises, assert_read, one_line
 from tests.data.test_datasets import RNG, images, md5, pack, write
 
 
@@ -68,17 +68,19 @@ def activities(tmp_path, monkeypatch):
 
 def test_har(tmp_path, activities):
     _, numbers = activities
-    got = load_samples("har", tmp_path, classes=6)
-    assert got.x.shape == (8, 9, 128)
-    for channel, name in enumerate(har.SIGNALS):
-        parts = [numbers[part, f"Inertial Signals/{name}"] for part in ("train", "test")]
-        np.testing.assert_allclose(got.x[:, channel], np.concatenate(parts), rtol=1e-6)
-    assert got.y.tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
-    assert [got.group_names[i] for i in got.groups] == ["1", "1", "3", "3", "30", "2", "2", "4"]
-    assert got.test_from == 5
-    assert_promises("har", tmp_path, "has_all_classes", classes=6)
-    got = load_samples("har", tmp_path, form="features", normalize=False)
-    np.testing.assert_allclose(got.x[:5], numbers["train", "X"], rtol=1e-6)
+    parts = ("train", "test")
+    x = [
+        np.concatenate([numbers[part, f"Inertial Signals/{name}"] for part in parts])
+        for name in har.SIGNALS
+    ]
+    facts = {
+        "groups": ["1", "1", "3", "3", "30", "2", "2", "4"],
+        "noted": ["has_all_classes"],
+        "classes": 6,
+    }
+    y = [0, 1, 2, 3, 4, 3, 4, 5]
+    assert_read("har", tmp_path, np.stack(x, 1), y, 5, **facts)
+    assert_read("har", tmp_path, numbers["train", "X"], y, 5, **facts, form="features")
 
 
 def test_ag_news(tmp_path, monkeypatch):
@@ -97,20 +99,17 @@ def test_ag_news(tmp_path, monkeypatch):
         files[f"{part}.csv"] = text.getvalue().encode()
     monkeypatch.setattr(ag_news, "MD5", {part: md5(files[f"{part}.csv"]) for part in rows})
     folder = write(tmp_path / "ag_news_csv", files)
-    got = load_samples("ag_news", tmp_path, vocabulary=7, length=8, classes=4)
-    assert got.x.dtype == torch.int32
-    assert got.y.tolist() == [2, 0, 3, 1]
-    assert got.test_from == 3
     # the 4 times; bears 3 times; twice each, by the alphabet, band and wall; then a, once
     the, bears, band, wall, a = range(2, 7)
-    assert got.x.tolist() == [
+    x = [
         [wall, 1, bears, 1, 1, wall, 1, 1],
         [a, 1, 1, the, band, the, 1, 0],
         [bears, the, the, 0, 0, 0, 0, 0],
         [1, 1, the, bears, 1, 1, 1, 1],
     ]
-    assert (got.mean, got.std) == ((), ())
-    assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
+    facts = {"noted": ["has_all_classes"], "vocabulary": 7, "length": 8, "classes": 4}
+    got = assert_read("ag_news", tmp_path, x, [2, 0, 3, 1], 3, **facts)
+    assert (got.x.dtype, got.mean, got.std) == (torch.int32, (), ())
     (folder / "train.csv").write_bytes(b"another file")
     assert "train.csv is corrupt: md5 is" in refusal("ag_news", tmp_path)
 
@@ -151,12 +150,10 @@ FOLDER = "SpeechCommands/speech_commands_v0.02"
 
 def test_speech(tmp_path, clips):
     write(tmp_path / FOLDER, clips)
-    got = load_samples("speech_commands", tmp_path)
+    groups, none = ("aa", "aa", "bb", "cc", "bb"), np.empty((0, 1, 32, 32))
+    # no, yes; training, validation, test
+    got = assert_read("speech_commands", tmp_path, none, [0, 1, 1, 0, 1], 3, groups=groups)
     assert got.x.shape == (5, 1, 32, 32)
-    assert got.y.tolist() == [0, 1, 1, 0, 1]  # no, yes; training, validation, test
-    assert [got.group_names[i] for i in got.groups] == ["aa", "aa", "bb", "cc", "bb"]
-    assert got.test_from == 3
-    assert_promises("speech_commands", tmp_path)
 
 
 def test_log_mel_by_its_definition():
@@ -230,15 +227,12 @@ def tiny(monkeypatch):
 
 def test_tiny_imagenet(tmp_path, tiny):
     write(tmp_path / "tiny-imagenet-200", tiny)
-    got = load_samples("tiny_imagenet", tmp_path)
-    assert got.y.tolist() == [0, 0, 1, 1, 1, 0, 1]
-    assert got.test_from == 4
     names = [f"train/n0{1 + k}/images/n0{1 + k}_{n}.JPEG" for k in (0, 1) for n in (0, 1)]
-    tested = [f"val/images/val_{n}.JPEG" for n in range(3)]
-    for image, name in zip(got.x, [*names, *tested], strict=True):
-        assert np.array_equal(image, pixels(tiny[name], 64))
+    x = [
+        pixels(tiny[name], 64) for name in (*names, *(f"val/images/val_{n}.JPEG" for n in range(3)))
+    ]
+    got = assert_read("tiny_imagenet", tmp_path, x, [0, 0, 1, 1, 1, 0, 1], 4)
     assert len(set(got.x[0, :, 5, 5].tolist())) == 1  # grey, in three channels
-    assert_promises("tiny_imagenet", tmp_path)
     small = load_samples("tiny_imagenet", tmp_path, size=16)
     assert np.array_equal(small.x[0], pixels(tiny[names[0]], 16))
 
@@ -256,17 +250,11 @@ def cinic(monkeypatch):
 
 def test_cinic10(tmp_path, cinic, monkeypatch):
     write(tmp_path / "CINIC-10", cinic)
-    got = load_samples("cinic10", tmp_path)
-    assert got.x.shape == (60, 3, 32, 32)
-    assert got.y.tolist() == [kind for kind in range(10) for _ in (0, 1)] * 3
-    assert got.test_from == 40  # after training and validation
-    assert_promises("cinic10", tmp_path)
-    for place in (0, 25, 59):
-        assert np.array_equal(got.x[place], pixels([*cinic.values()][place], 32))
+    x, y = [pixels(data, 32) for data in cinic.values()], [place // 2 for place in range(20)] * 3
+    assert_read("cinic10", tmp_path, x, y, 40)  # after training and validation
     data = pack({f"./{name}": content for name, content in cinic.items()})
     monkeypatch.setattr(cinic10, "MD5", md5(data))
-    again = load_samples("cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data}))
-    assert torch.equal(again.x, got.x)
+    assert_read("cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data}), x, y, 40)
 
 
 @pytest.fixture
@@ -287,12 +275,9 @@ def mini(monkeypatch):
 
 def test_mini_imagenet(tmp_path, mini):
     write(tmp_path / "mini-imagenet", mini)
-    got = load_samples("mini_imagenet", tmp_path)
+    x = [pixels(mini[f"images/{name}.jpg"], 84) for name in ("n500000000", "n500000001")]
+    got = assert_read("mini_imagenet", tmp_path, x, [3, 3, 0, 0, 2, 1])
     assert got.x.shape == (6, 3, 84, 84)
-    assert got.y.tolist() == [3, 3, 0, 0, 2, 1]
-    assert got.test_from is None
-    assert np.array_equal(got.x[4], pixels(mini["images/n300000000.jpg"], 84))
-    assert_promises("mini_imagenet", tmp_path)
 
 
 DOMAINS = {
@@ -447,16 +432,12 @@ def digits(tmp_path, monkeypatch):
 
 def test_digit5(tmp_path, digits):
     _, arrays = digits
-    got = load_samples("digit5", tmp_path)
+    y = [*(7, 0, 3, 7, 0, 3, 0, 1, 9, 4, 0, 5, 2, 0, 8), *(1, 9, 1, 9, 0, 2, 6, 0, 2, 5)]
+    groups = [name for samples in (3, 2) for name in arrays for _ in range(samples)]
+    facts = {"groups": groups, "noted": ["has_all_classes"], "classes": 10}
+    x = np.repeat(arrays["mnist"][0][:, None], 3, 1)
+    got = assert_read("digit5", tmp_path, x, y, 15, **facts)
     assert got.x.shape == (25, 3, 32, 32)
-    assert got.group_names == ("mnist", "mnist_m", "svhn", "syn", "usps")
-    assert got.groups.tolist() == [g for n in (3, 2) for g in range(5) for _ in range(n)]
-    assert got.test_from == 15
-    assert got.y.tolist() == [
-        *(7, 0, 3, 7, 0, 3, 0, 1, 9, 4, 0, 5, 2, 0, 8, 1, 9, 1, 9, 0, 2, 6, 0, 2, 5)
-    ]
-    assert_promises("digit5", tmp_path, "has_all_classes", classes=10)
-    assert np.array_equal(got.x[:3, 1], arrays["mnist"][0])
     assert np.array_equal(got.x[15:17, 2], arrays["mnist"][1])
     assert np.array_equal(got.x[6:9], arrays["svhn"][0].transpose(3, 2, 0, 1))
     assert np.array_equal(got.x[9:12], arrays["syn"][0].transpose(0, 3, 1, 2))

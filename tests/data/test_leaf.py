@@ -9,7 +9,7 @@ import torch
 
 from fedpfl.data.datasets import load_samples, shakespeare
 from tests.conftest import read_cases
-from tests.data.promises import assert_promises, one_line
+from tests.data.promises import assert_read, one_line
 from tests.data.test_datasets import write
 
 WRITERS = {
@@ -73,30 +73,25 @@ def test_both_parts(tmp_path, name):
     classes = {"femnist": 62, "shakespeare": 80}[name]
     files, expected, owners = written(name)
     write(tmp_path, files)
-    got = load_samples(name, tmp_path, classes=classes)
-    assert got.x.dtype == (torch.uint8 if name == "femnist" else torch.int32)
-    assert np.array_equal(got.x, np.concatenate(expected))
-    assert [got.group_names[place] for place in got.groups] == owners
-    assert list(got.group_names) == sorted(set(owners))
-    assert got.test_from == 15
     if name == "femnist":
-        assert got.y.tolist() == [61 - n for size in (6, 5, 4, 3, 2, 1) for n in range(size)]
+        y = [61 - n for size in (6, 5, 4, 3, 2, 1) for n in range(size)]
     else:
-        first = json.loads(files["shakespeare/data/train/all_data_f1_niid_0_keep_0_train_9.json"])
-        letters = first["user_data"]["HAMLET_HAMLET"]["y"]
-        assert [shakespeare.LETTERS[place] for place in got.y[:6]] == letters
-        assert (got.mean, got.std) == ((), ())
-    assert_promises(name, tmp_path, "has_all_classes", classes=classes)
+        users = [json.loads(data)["user_data"].values() for data in files.values()]
+        y = [
+            shakespeare.LETTERS.find(letter) for own in users for one in own for letter in one["y"]
+        ]
+    facts = {"groups": owners, "noted": ["has_all_classes"], "classes": classes}
+    got = assert_read(name, tmp_path, np.concatenate(expected), y, 15, **facts)
+    assert got.x.dtype == (torch.uint8 if name == "femnist" else torch.int32)
+    assert list(got.group_names) == sorted(set(owners))
 
 
 def test_all_data_have_no_test_part(tmp_path):
     files, expected, owners = written("femnist", ("all_data",))
     write(tmp_path, {file.replace("/data/", "/"): data for file, data in files.items()})
-    got = load_samples("femnist", tmp_path, classes=62)
-    assert np.array_equal(got.x, np.concatenate(expected))
-    assert [got.group_names[place] for place in got.groups] == owners
-    assert got.test_from is None
-    assert not (tmp_path / "femnist/data").exists()
+    facts = {"groups": owners, "noted": ["has_all_classes"], "classes": 62}
+    y = [61 - n for size in (6, 5, 4) for n in range(size)]
+    assert_read("femnist", tmp_path, np.concatenate(expected), y, **facts)
 
 
 def first(value: object):
