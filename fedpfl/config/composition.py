@@ -17,19 +17,17 @@ SEARCHPATH = "hydra.searchpath"
 
 
 class ParsedFiles(ConfigRepository):
-    """Parse each file once; for the time in which none is edited."""
+    """Parse each file once, while none is edited and all words name one search path."""
 
     def __init__(self, search_path: ConfigSearchPath):
         super().__init__(search_path)
-        self._contents: dict[tuple[str, ...], bytes] = {}
+        self._contents: dict[str, bytes] = {}
 
     def load_config(self, config_path: str) -> Any:
         """Return a copy of a file's content, which Hydra edits."""
-        # A word may name another search path.
-        key = (config_path, *(source.path for source in self.get_sources()))
-        if key not in self._contents:
-            self._contents[key] = pickle.dumps(super().load_config(config_path))
-        return pickle.loads(self._contents[key])
+        if config_path not in self._contents:
+            self._contents[config_path] = pickle.dumps(super().load_config(config_path))
+        return pickle.loads(self._contents[config_path])
 
     def __deepcopy__(self, memo: Any) -> ParsedFiles:
         """Share the files; Hydra copies its repository to set other sources."""
