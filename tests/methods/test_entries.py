@@ -258,12 +258,9 @@ finite = st.floats(0, 1e6, width=32, allow_subnormal=False)
 def test_mask_equals_interpolated_quantile_then_greater(values, q):
     place = q * (len(values) - 1)
     assume(place == round(place) or abs(place - round(place)) > 1e-6)  # numpy does not snap
-    scores = np.array(values, np.float64)
-    expected = scores > np.quantile(scores, q, method="linear")
-    assert (
-        importance.mask_above_quantile(torch.tensor(values, dtype=torch.float32), q).tolist()
-        == expected.tolist()
-    )
+    scores = torch.tensor(values)
+    expected = scores.double().numpy() > np.quantile(np.array(values), q, method="linear")
+    assert importance.mask_above_quantile(scores, q).tolist() == expected.tolist()
 
 
 def test_norms_on_two_tensors():

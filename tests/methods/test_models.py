@@ -147,10 +147,6 @@ def test_pfedme_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_wit
         assert_close(loss.float(), F.cross_entropy(logits, federation.y[own]), atol=1e-5)
 
 
-def test_pfedme_without_a_pull_no_step_is_too_long():
-    assert PFedMe(lam=0.0, inner_lr=5.0, outer_lr=5.0).inner_lr == 5.0
-
-
 def test_pfedhn_a_newcomer_has_the_mean_embedding(net):
     method = PFedHN(hidden=20)
     state = make_initial_state(method, net, 10, CPU)

@@ -62,8 +62,7 @@ class Case:
     shared, extras: where the package has what the loops call so. evaluated: whether the clients'
     models or, `logits`, what they say is compared.
     margin: how far anything lies from a threshold at least. check: what makes the case worth
-    something. rounds: how many are
-    planned, if the method asks.
+    something. rounds: how many are planned, if the method asks.
     """
 
     method: Any
@@ -117,7 +116,6 @@ def last_models(report: RoundReport) -> Any:
     return {"last": {**report.state.clients["last"], **report.state.client_buffers.get("last", {})}}
 
 
-fedphp = partial(models.fedphp, planned=PLANNED)
 add(lambda s, a: plain.play(s), {"fedavg": m.FedAvg()})
 add(models.centralized, {"centralized-norm": m.Centralized()})
 add(models.fedprox, {"fedprox": m.FedProx(mu=0.5)})
