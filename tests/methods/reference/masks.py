@@ -173,13 +173,9 @@ def feddpa(s: Setting, method: Any, order: Order) -> Result:
 
 def sparse_mean(s: Setting, shared: Weights, models: list, masks: list, share: list) -> Weights:
     """Entry by entry over the models whose mask is false there."""
-    merged = {}
-    for k in s.names:
-        weight = sum(part * (~mask[k]).double() for mask, part in zip(masks, share, strict=True))
-        parts = zip(models, masks, share, strict=True)
-        total = sum(part * ~mask[k] * model[k].double() for model, mask, part in parts)
-        merged[k] = torch.where(weight > 0, total / weight, shared[k].double()).float()
-    return {**shared, **merged}
+    pairs = list(zip(masks, share, strict=True))
+    counts = [{k: part * (~mask[k]).double() for k in s.names} for mask, part in pairs]
+    return plain.mean_by_entry(shared, models, counts)
 
 
 def fedselect(s: Setting, method: Any, order: Order) -> Result:
@@ -372,7 +368,7 @@ def fedpurin(s: Setting, method: Any) -> Result:
         for i in trained:
             group = [j for j in trained if j == i or overlap[i, j] >= threshold - 1e-12]
             partners.append(len(group) - 1)
-            reply[i] = plain.mean([trained[j] for j in group], [1 / len(group)] * len(group))
+            reply[i] = plain.mean(trained[j] for j in group)
         counts = [int(own.sum()) for own in bits.values()]
         result.extras.append({"partners": torch.tensor(partners), "counts": torch.tensor(counts)})
         return plain.average(s, trained)

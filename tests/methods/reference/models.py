@@ -122,8 +122,7 @@ def feddyn(s: Setting, method: Any) -> Result:
         ends = list(trained.values())
         for k in shared:
             h[k] = h[k] - alpha / len(s.clients) * sum(end[k] - shared[k] for end in ends)
-        models["cohort"] = plain.mean(ends, [1 / len(ends)] * len(ends))
-        models["all"] = plain.mean(last_models.values(), [1 / len(last_models)] * len(last_models))
+        models["cohort"], models["all"] = plain.mean(ends), plain.mean(last_models.values())
         models["cloud"] = {k: models["cohort"][k] - h[k] / alpha for k in shared}
         return models["cloud"]
 
@@ -250,7 +249,7 @@ def pfedsd(s: Setting, method: Any) -> Result:
 
 def uniform_parameters(s: Setting, trained: dict[int, Weights]) -> Weights:
     """Average parameters alike, statistics by samples."""
-    uniform_mean = plain.mean(trained.values(), [1 / len(trained)] * len(trained))
+    uniform_mean = plain.mean(trained.values())
     return plain.average(s, trained) | {k: uniform_mean[k] for k in s.names}
 
 

@@ -234,13 +234,24 @@ def hits(s: Setting, weights: Weights, i: int) -> int:
         return count_hits(load(s, weights).eval()(s.clients[i].test_x), s.clients[i].test_y)
 
 
-def mean(uploads: Iterable[Any], shares: Iterable[float]) -> Any:
-    """Sum a_i theta_i, in float64; of several networks each."""
-    pairs = list(zip(shares, uploads, strict=True))
+def mean(uploads: Iterable[Any], shares: Iterable[float] | None = None) -> Any:
+    """Sum a_i theta_i, in float64; of several networks each. By default shares are equal."""
+    uploads = list(uploads)
+    pairs = list(zip(shares or [1 / len(uploads)] * len(uploads), uploads, strict=True))
     if not isinstance(pairs[0][1], dict):
         return sum(share * leaf.double() for share, leaf in pairs).float()
     parts = {name: [upload[name] for _, upload in pairs] for name in pairs[0][1]}
     return {name: mean(own, [share for share, _ in pairs]) for name, own in parts.items()}
+
+
+def mean_by_entry(old: Weights, models: Iterable[Weights], counts: list[Weights]) -> Weights:
+    """Mean over the models, of which each entry counts as much as is said; else it stays."""
+    pairs, out = list(zip(counts, models, strict=True)), dict(old)
+    for name in counts[0]:
+        total = sum(count[name] * model[name].double() for count, model in pairs)
+        weight = sum(count[name] for count in counts)
+        out[name] = torch.where(weight > 0, total / weight, old[name]).to(old[name].dtype)
+    return out
 
 
 def average(s: Setting, trained: dict[int, Any]) -> Any:

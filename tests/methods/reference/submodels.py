@@ -85,17 +85,13 @@ def merged(
     """Entry by entry over those who hold it, in float64; `counts(name, i)`: how much a client's
     entries count.
     """
-    out = {}
-    for name, value in old.items():
-        total, weight = (torch.zeros_like(value, dtype=torch.float64) for _ in range(2))
-        for i, model in models.items():
+    held = []
+    for i in models:
+        held.append({name: torch.zeros_like(value).double() for name, value in old.items()})
+        for name, count in held[-1].items():
             if at := grid(name, sets[i]):
-                share = torch.zeros_like(weight)
-                share[at] = (torch.ones_like(weight) * counts(name, i))[at]
-                total, weight = total + share * model[name].double(), weight + share
-        kept = torch.where(weight > 0, total / weight.clamp(min=1), value.double())
-        out[name] = kept.to(value.dtype)
-    return out
+                count[at] = (torch.ones_like(count) * counts(name, i))[at]
+    return plain.mean_by_entry(old, models.values(), held)
 
 
 def play_small(
