@@ -189,7 +189,7 @@ class FilledTable:
 def fill_table(name: str, groups: Sequence[Group], rule: Selection | None = LAST) -> Table:
     """Fill table `paper/name` from groups of runs.
 
-    Where none of the papers' data sets is among the runs, columns of theirs come before the paper's.
+    Where no paper has the runs' data sets, columns of these come before the paper's.
 
     Args:
         name: The table, as in TABLES.

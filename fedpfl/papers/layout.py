@@ -275,7 +275,7 @@ class Layout:
 
     def columns_of(self, datasets: Iterable[str]) -> tuple[TableColumn, ...]:
         """Return a column for each of the table's settings on each of other data sets."""
-        columns = {}
+        columns: dict[tuple[str, str], TableColumn] = {}
         for name in datasets:
             for column in self.columns:
                 overrides = {**column.overrides, "dataset": name}

@@ -482,8 +482,7 @@ COMMANDS = {
     ),
     "paper": Command(
         _show_papers,
-        "Show five papers' tables and figures from own runs; without a NAME, all of which there are "
-        "runs.",
+        "Show five papers' tables and figures from own runs; without a NAME, all that have runs.",
         "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
         "--only --accuracy --select --every --fill --with --format --pm --caption --out",
     ),
@@ -495,8 +494,8 @@ COMMANDS = {
     ),
     "ls": Command(
         _list_runs,
-        "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also "
-        "broken ones.",
+        "List runs, one line each: status, what, accuracy, cost, age and path. "
+        "Without filters also broken ones.",
         "ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
         "--status --sort --format",
     ),
@@ -527,7 +526,7 @@ COMMANDS = {
     ),
     "clean": Command(
         _clean_directories,
-        "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
+        "Remove runs that came to nothing, after asking; never one that has ended or is written.",
         "clean outputs/demo method=fedobp --status interrupted",
         "--yes --status",
     ),

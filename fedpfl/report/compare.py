@@ -176,8 +176,10 @@ def _relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
 def _compare_settings(sides: Sequence[Group], rows_of_sides: Sequence[JudgedRows]) -> Table:
     """Make the table of seeds, folders and the settings that are not the same."""
     # ---- Step 1: the runs of both sides.
-    described = map(_describe_side, sides, rows_of_sides)
-    facts = [("run", *fact) for fact in zip(_SIDE_FACTS, *described, strict=True)]
+    texts_a, texts_b = map(_describe_side, sides, rows_of_sides)
+    facts: list[tuple[str, ...]] = [
+        ("run", *fact) for fact in zip(_SIDE_FACTS, texts_a, texts_b, strict=True)
+    ]
     # Fingerprints of data are long, and matter where they differ.
     if facts[-1][2] == facts[-1][3]:
         facts.pop()

@@ -190,9 +190,9 @@ class Run:
 
     @property
     def mask_pairs(self) -> dict[str, np.ndarray]:
-        """Return how many entries clients i and j both hold, `[clients, clients]`, by tensor.
+        """Count the entries that two clients both hold, `[clients, clients]`, by tensor.
 
-        At i = j are those that i holds; {} without masks.
+        On the diagonal are those that a client holds; {} without masks.
 
         Raises:
             FedpflError: masks.json is damaged.

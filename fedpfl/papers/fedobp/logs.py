@@ -112,7 +112,7 @@ def _find_logs_on_data(run: Run) -> pd.DataFrame:
 
 @cache
 def read_best() -> dict[tuple[str, str, str], float]:
-    """Return the best accuracy of each file behind the tables, by method, data set and setting."""
+    """Return the best accuracies behind the tables, by method, data set and setting."""
     logs = read_logs()
     logs = logs[logs["files"] == "tables"].set_index(["method", "dataset", "setting"])
     return logs[[f"before_{number}" for number in ROUNDS]].max(axis=1).to_dict()
