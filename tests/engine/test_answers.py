@@ -14,11 +14,9 @@ from fedpfl.config import plugins
 from fedpfl.engine import (
     Engine,
     FineTuning,
-    make_backend,
     make_initial_state,
 )
 from fedpfl.engine.backends import selection as select
-from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.evaluate import non_finite_clients, scores_per_client
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -30,16 +28,12 @@ from fedpfl.testing.method_promises import keeps_form
 from fedpfl.testing.promises import Unkept
 from fedpfl.testing.toy import (
     AGREE,
-    EVERYONE,
-    TEST,
-    TRAIN,
     MethodTrial,
     require_close,
     tiny_federation,
 )
 from tests.command import TINY, read_summary, read_table, run_command
 from tests.conftest import (
-    BACKENDS,
     CPU,
     LOCAL,
     assert_close,
@@ -321,25 +315,6 @@ def test_ragged_findings_are_on_the_batched_backend_what_they_are_one_by_one(wid
     order = Draws(0, "train", 1).order(2, "main", 0, len(own))
     assert len(own) % SHORT.batch_size == 1  # a lone sample at an epoch's end is left out
     assert known["kept"] == federation.y[own][order[:-1]].sum()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_runs_whose_longest_client_differs_go_side_by_side(backend):
-    """Fewer of the same images, so that the other run's padding is another."""
-    method, net, other = Remembering(), tiny(), make_federation(TRAIN, TEST, seed=2)
-    same = {name: getattr(tiny_federation(), name) for name in "xy"}
-    other = replace(other, **same, train=tuple(own[:30] for own in other.train))
-    runner = make_backend(Engine(backend), net, CPU)
-    calls = []
-    tuning = FineTuning(SHORT, Draws(0, "finetune", 1))
-    for seed, federation in enumerate((tiny_federation(), other)):
-        state = make_initial_state(method, net, len(TRAIN), CPU)
-        draws = Draws(seed, "train", 1)
-        calls.append(TrainCall(method, federation, state, toy.COHORTS[1], SHORT, draws))
-        calls.append(EvalCall(method, federation, state, EVERYONE, tuning))
-    for together, call in zip(runner.run(calls), calls, strict=True):
-        assert not isinstance(together, Exception), together
-        assert_close(together, runner.run([call])[0], atol=2e-5, rtol=1e-4)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fedpfl.engine import Engine, FallbackBackend, Local, make_backend
 from fedpfl.engine.backends.backend import Backend
 from fedpfl.engine.backends.selection import choose_backend
 from fedpfl.methods import FedAvg
-from tests.conftest import COHORTS, CPU, assert_same, tiny
+from tests.conftest import CPU, assert_same, tiny
 from tests.engine.test_program import play_on
 
 
@@ -50,16 +50,14 @@ def test_loop_is_taken_where_the_first_cohort_fails(federation, net, caplog):
     assert lines == ["engine: loop is taken, as batched fails: no such kernel"]
 
 
-def test_a_run_is_never_computed_in_two_ways(federation, net):
-    runner = fall_back(net, run=2)
+@pytest.mark.parametrize(("run", "loop_run"), [(2, 99), (1, 1)])
+def test_a_run_is_never_computed_in_two_ways_and_an_error_of_loop_is_raised(
+    run, loop_run, federation, net
+):
+    runner = fall_back(net, run, loop_run)
     with pytest.raises(ValueError, match="no such kernel"):
         play_on(runner, FedAvg(), federation)
-    assert runner.engine == Engine("batched")
-
-
-def test_where_loop_fails_too_its_error_is_raised(federation, net):
-    with pytest.raises(ValueError, match="no such kernel"):
-        play_on(fall_back(net, run=1, loop_run=1), FedAvg(), federation, COHORTS[:1])
+    assert (runner.engine == Engine("batched")) == (run == 2)
 
 
 def test_what_was_recorded_is_taken_without_being_tried(net):

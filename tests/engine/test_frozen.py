@@ -282,7 +282,7 @@ def test_a_model_is_everybodys_only_where_the_client_is_not_looked_at_nor_fine_t
 QUARTER = {"widths": (0.25,)}
 CUT = [
     ("heterofl", {**QUARTER, "scaler": True}),
-    ("random_dropout", {**QUARTER, "judge": "own"}),
+    ("prunefl", QUARTER),
     ("flexfl", {"levels": (0.1, 0.4, 1.0), "devices": (0, 1, 0)}),
     ("fedrolex", QUARTER),
     ("fjord", QUARTER),
@@ -290,7 +290,7 @@ CUT = [
     ("subflot", {"rates": (0.75,)}),
     ("hermes", QUARTER),
     ("fedmp", QUARTER),
-    ("prunefl", QUARTER),
+    ("random_dropout", {**QUARTER, "judge": "own"}),
 ]
 
 
@@ -341,8 +341,8 @@ class Unruly(Curious):
     def init(self, params, parts):
         return {"model": params, "plan": neurons.build_plan(params, parts)}, {}
 
-    def _mask(self, server):
-        share = torch.tensor(0.25, dtype=torch.float64)
+    def _mask(self, server, share=0.25):
+        share = torch.tensor(share, dtype=torch.float64)
         active = neurons.prefix_neurons(server["plan"], share)
         return neurons.entry_masks(server["plan"], active, server["model"])
 
@@ -351,7 +351,8 @@ class Unruly(Curious):
 
     def phases(self, server, client, params, epochs):
         mask = self._mask(server)
-        weights = {name: leaf if "weight" in name else False for name, leaf in mask.items()}
+        narrow = self._mask(server, 0.1)
+        weights = {name: leaf if "weight" in name else False for name, leaf in narrow.items()}
         return [Phase(epochs, mask), Phase(1, weights, sgd={"lr": 0.02})]
 
     def loss(self, server, client, net, params, batch):

@@ -174,16 +174,6 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
     assert math.isfinite(float(last["val_ft_accuracy"]))
 
 
-def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
-    plans = [
-        build_run(check_config(compose_once(*SETTINGS, "partition.seed=3", f"seed={seed}")))
-        for seed in (1, 2)
-    ]
-    assert plans[0].newcomers.partition_numbers == plans[1].newcomers.partition_numbers
-    assert_same(plans[0].federation.train, plans[1].federation.train)
-    assert plans[0].identity == plans[1].identity
-
-
 def test_samples_are_scaled_by_what_those_who_take_part_train_on():
     plan = build_run(check_config(compose_once(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
     assert plan.newcomers.clients == 2
