@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fedpfl.engine.keys import generator
 from fedpfl.engine.protect import UploadError, require_numbers, untrained_upload
@@ -55,7 +55,7 @@ def forge_uploads(
             rows=rows - center,
             hostile=hostile,
             weights=weights,
-            generator=_make_generator(seed, "attack", round_number, clients),
+            generator=generator(seed, "attack", round_number, clients[0]),
         )
     )
     all_rows = torch.zeros_like(rows)
@@ -93,7 +93,7 @@ def defend_uploads(
         )
     center = find_center("defence", defence.is_centered, method, state, uploads)
     rows = flatten_rows(uploads) - center
-    aggregate = defence.combine_rows(rows, _make_generator(seed, "defence", round_number, clients))
+    aggregate = defence.combine_rows(rows, generator(seed, "defence", round_number, clients[0]))
     # In the place of each upload: then a method's own weighted mean gives the aggregate.
     return unflatten_rows((aggregate + center).expand_as(rows), uploads)
 
@@ -155,8 +155,3 @@ def unflatten_rows(matrix: Tensor, like: Tree) -> Tree:
     for piece, leaf in zip(pieces, leaves, strict=True):
         shaped.append(piece.reshape(leaf.shape).to(leaf.dtype))
     return tree.rebuild(like, shaped)
-
-
-def _make_generator(seed: int, purpose: str, round_number: int, clients: list[int]) -> Generator:
-    """Return the generator of a turn."""
-    return generator(seed, purpose, round_number, clients[0])

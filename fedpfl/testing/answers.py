@@ -1,4 +1,4 @@
-"""What a method's hooks answer, beside the kinds that the contract annotates."""
+"""Answers of a method's hooks, beside the kinds that the contract annotates."""
 
 from __future__ import annotations
 

@@ -229,7 +229,8 @@ def sees_what_was_sent(trial: MethodTrial) -> None:
             stop = threading.Event()
             result: Any = backend.do_job(net, dataclasses.replace(job, server=server), stop)
             steps.append([result.params, result.client, result.loss])
-        require_equal(f"a step of client {number} without unsent entries", *steps)
+        label = f"a step of client {number} without unsent entries"
+        require_equal(label, steps[0], steps[1])
 
 
 def poison_unsent(

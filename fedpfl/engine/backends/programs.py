@@ -360,7 +360,7 @@ class Program:
 
         return take_step
 
-    # ---- what a step computes of all rows: one client's function of PureStep, vectorised
+    # ---- a step of all rows: one client's function of PureStep, vectorised
 
     def _take_phase_steps(
         self, step: PureStep, states: Entries, batches: list[Batch]

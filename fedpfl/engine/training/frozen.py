@@ -47,9 +47,8 @@ class FrozenBody:
         self._body = [name for name in params if name not in net.parts.head]
         self._buffers = buffers
         self._data = data
-        self._features: dict[bool, Tensor | None] = {}
-        if features is not None:
-            self._features = {True: features, False: features}
+        self._features = features
+        self._is_computed = features is not None
 
     def bind_batch(self, bound: Bound, batch: Batch) -> FrozenBound:
         """Return the network for a step on a minibatch."""
@@ -75,9 +74,10 @@ class FrozenBody:
 
         None where the head is not the last layer.
         """
-        if bound.training not in self._features:
-            self._features[bound.training] = compute_features(bound, self._params, self._data)
-        return self._features[bound.training]
+        if not self._is_computed:
+            self._features = compute_features(bound, self._params, self._data)
+            self._is_computed = True
+        return self._features
 
     def apply_head(self, params: Tree, inputs: Tensor) -> Tensor:
         """Return the logits of the head's inputs, float32."""
