@@ -6,16 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.images import Side, read_images
+from fedpfl.data.datasets.shared import source as sources
+from fedpfl.data.datasets.shared.images import Side, read_listed
 from fedpfl.data.datasets.shared.samples import Raw
-from fedpfl.data.datasets.shared.source import (
-    Source,
-    explain_read_errors,
-    find_folder,
-    not_as_published,
-    read_cached,
-    require_count,
-)
 from fedpfl.ground.errors import FedpflError, choices_text
 
 PLACE = (
@@ -32,40 +25,42 @@ SIZES = {
 }
 
 
-def domainnet(source: Source, size: Side = 64, objects: tuple[str, ...] | None = None) -> Raw:
+def domainnet(
+    source: sources.Source, size: Side = 64, objects: tuple[str, ...] | None = None
+) -> Raw:
     """Read uint8 `[3, size, size]`, the lists of training, then of test images.
 
     Groups are the domains, classes in order of their names. objects: the classes to read; None: all.
     """
     # ---- Step 1: the lists, which name a class by its folder.
-    root = find_folder(source, PLACE, "DomainNet", "domainnet")
-    lists = [root / f"{domain}_{part}.txt" for part in ("train", "test") for domain in SIZES]
-    listed = [_read_list(path) for path in lists]
+    root = sources.find_folder(source, PLACE, "DomainNet", "domainnet")
+    listed = [
+        _read_list(root / f"{name}_{part}.txt") for part in ("train", "test") for name in SIZES
+    ]
     for domain, train, test in zip(SIZES, listed, listed[len(SIZES) :], strict=False):
-        require_count(root / domain, "listed images", len(train) + len(test), SIZES[domain])
-    kinds = sorted({Path(name).parent.name for names in listed for name in names})
+        sources.require_count(root / domain, "listed images", len(train + test), SIZES[domain])
+    kinds = sorted({path.parent.name for paths in listed for path in paths})
     for name in objects or ():
         if name not in kinds:
             raise FedpflError(f"dataset.objects must be some of: {choices_text(kinds, name)}")
 
     # ---- Step 2: the images of the chosen classes.
     chosen = sorted(objects) if objects else kinds
-    listed = [[name for name in names if Path(name).parent.name in chosen] for names in listed]
-    counts = [len(names) for names in listed]
-    names = [name for part in listed for name in part]
+    listed = [[path for path in paths if path.parent.name in chosen] for paths in listed]
+    counts = [*map(len, listed)]
+    paths = [path for some in listed for path in some]
     raw = Raw(
         x=np.empty(0),
-        y=np.array([chosen.index(Path(name).parent.name) for name in names]),
-        groups=np.repeat([*range(len(SIZES)), *range(len(SIZES))], counts),
+        y=np.array([chosen.index(path.parent.name) for path in paths]),
+        groups=np.repeat([*range(len(SIZES))] * 2, counts),
         group_names=tuple(SIZES),
         test_from=sum(counts[: len(SIZES)]),
+        class_names=tuple(chosen),
     )
-    paths = [root / name for name in names]
-    cached = read_cached(source, paths, lambda: raw._replace(x=read_images(paths, size)), size)
-    return cached._replace(class_names=tuple(chosen))
+    return read_listed(source, raw, paths, size)
 
 
-def _read_list(path: Path) -> list[str]:
-    """Read the names of images before their numbers of classes."""
-    with explain_read_errors(path, not_as_published):
-        return [line.rpartition(" ")[0] for line in path.read_text().splitlines()]
+def _read_list(path: Path) -> list[Path]:
+    """Read the paths of images, which stand before their numbers of classes."""
+    with sources.explain_read_errors(path, sources.not_as_published):
+        return [path.parent / line.rpartition(" ")[0] for line in path.read_text().splitlines()]

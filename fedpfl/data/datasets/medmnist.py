@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fedpfl.data.datasets.shared.archive import MedMNIST
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
+from fedpfl.ground.errors import FedpflError, choices_text
 
 URL = "https://zenodo.org/records/10519652/files/{}.npz?download=1"
 # md5 as in medmnist/info.py: release 3, then release 2 where it differs
@@ -24,22 +23,10 @@ MD5 = {
     "organcmnist": ("b9ceb9546e10131b32923c5bbeaea2b1", "0afa5834fb105f7705a7d93372119a21"),
     "organsmnist": ("9ab87b696fb54e2a387ebe992d6ed5f1", "e5c39f1af030238290b9557d9503af9d"),
 }
-Subset = Literal[
-    "pathmnist",
-    "chestmnist",
-    "dermamnist",
-    "octmnist",
-    "pneumoniamnist",
-    "retinamnist",
-    "breastmnist",
-    "bloodmnist",
-    "tissuemnist",
-    "organamnist",
-    "organcmnist",
-    "organsmnist",
-]
 
 
-def medmnist(source: Source, subset: Subset = "pathmnist") -> Raw:
+def medmnist(source: Source, subset: str = "pathmnist") -> Raw:
     """Read training, validation and test part; chestmnist has several labels per image."""
+    if subset not in MD5:
+        raise FedpflError(f"dataset.subset must be {choices_text(MD5, subset)}")
     return MedMNIST(URL.format(subset), MD5[subset])(source._replace(name=subset))

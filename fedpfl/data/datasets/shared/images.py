@@ -56,10 +56,21 @@ def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -
         paths += files
         groups += [number] * len(files)
     labels, _ = number_groups([path.parent.name for path in paths])
-    names = tuple(sizes)
-    return read_cached(
-        source, paths, lambda: Raw(read_images(paths, size), labels, np.array(groups), names), size
-    )
+    raw = Raw(np.empty(0), labels, np.array(groups), tuple(sizes))
+    return read_listed(source, raw, paths, size)
+
+
+def read_listed(source: Source, raw: Raw, paths: Sequence[Path], size: int) -> Raw:
+    """Read images in the order of a reader's labels, or from the cache.
+
+    Args:
+        source: The data set.
+        raw: All but the images.
+        paths: The images.
+        size: Pixels each way of the images to return.
+    """
+    cached = read_cached(source, paths, lambda: raw._replace(x=read_images(paths, size)), size)
+    return raw._replace(x=cached.x)
 
 
 def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
