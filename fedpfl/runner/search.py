@@ -183,9 +183,8 @@ class Search:
             )
             study.add_trial(ended_trial)
         proposals = []
-        start, size = len(self.trials), self.settings.batch
-        # A batch that a shorter search has cut off is made whole first.
-        for position in range(start, min(self.settings.trials, start - start % size + size)):
+        start = len(self.trials)
+        for position in range(start, min(self.settings.trials, start + self.settings.batch)):
             study.sampler = self._make_sampler(position)
             if position == 0 and self._first_proposal:
                 study.enqueue_trial(self._first_proposal)

@@ -7,8 +7,10 @@ import pytest
 
 from fedpfl import tune
 from fedpfl.config import plugins
+from fedpfl.config.run_location import register_resolver
 from fedpfl.ground.errors import FedpflError
 from fedpfl.runner import spaces, tuning
+from fedpfl.runner.search import SearchResult, search_results
 from tests.command import TINY_TASK, format_override
 from tests.conftest import ROOT
 
@@ -95,3 +97,21 @@ def test_a_file_that_cannot_be_read_is_one_line_with_its_name(folder):
     (folder / "tune.yaml").write_text("halfway: [\n")
     with pytest.raises(FedpflError, match=r"tune.yaml: while parsing"):
         spaces.make_search_space("halfway", [f"hydra.searchpath=['file://{folder}']"])
+
+
+def test_final_runs_of_other_code_are_run_again(tmp_path):
+    register_resolver()
+    asked = []
+
+    def play(options, words, **more):
+        asked.append(words)
+        if "hydra/sweeper=optuna" in options:
+            search_results.append(SearchResult(("local.lr=0.05",), 50.0, {}, 1))
+
+    place = format_override("hydra.sweep.dir", tmp_path)
+    request = tune.parse_request([*SMALL, "method=fedavg", place])
+    for is_outdated in (False, True):
+        ((_, (path,)),) = tuning.search_methods(request, play)
+        assert ("restart=true" in asked[-1]) == is_outdated
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "summary.json").write_text('{"identity": "a", "code": [{"method": "other"}]}')
