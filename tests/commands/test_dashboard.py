@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import sys
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 
@@ -43,21 +42,3 @@ def test_the_specification_holds_every_section():
     (only,) = runs["filters"]["filters"]
     assert (only["key"]["name"], only["value"]) == ("group", "q_sweep")
     assert runs["runFeed"]["columnOrder"] == ["run:displayName", *dashboard.PINNED_COLUMNS]
-
-
-@needs_package
-def test_a_view_is_saved_or_its_failure_is_one_line(monkeypatch, capsys):
-    def save(view):
-        if view.project == "gone":
-            raise ValueError("project\nnot found")
-        return SimpleNamespace(url=f"https://example.org/{view.entity}/{view.project}")
-
-    package = importlib.import_module("wandb_workspaces.workspaces")
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 3)
-    monkeypatch.setattr(wandb, "Api", lambda timeout: SimpleNamespace(default_entity="team"))
-    monkeypatch.setattr(package.Workspace, "save", save)
-    assert dashboard.main(["--project", "p"]) == 0
-    assert capsys.readouterr().out == "saved https://example.org/team/p\n"
-    assert dashboard.main(["--project", "gone"]) == 2
-    message = "fedpfl: the view was not saved in project gone: ValueError: project not found\n"
-    assert capsys.readouterr().err == message
