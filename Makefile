@@ -13,7 +13,7 @@ setup: .venv/ready ## Make .venv with the pinned versions (once)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; prints a table (no network)
+demo: setup ## FedOBP, FedAvg (+FT), FedPer, Local-Only and centralized training on embedded data; prints a table (no network)
 	$(BIN)/python -m fedpfl.train experiment=demo
 	$(BIN)/python -m fedpfl.report figures outputs/demo --out outputs/demo
 
