@@ -99,6 +99,7 @@ def require_playable(plan: Plan) -> None:
         "nodes that play their clients' part honestly; set attack=none": plan.attack,
         "nodes that hold what they hold; leave out shift.at": plan.shift.at,
         "no time at which all are judged; task=survival is for train": plan.task is SURVIVAL,
+        "samples that stay at nodes; centralized training is for train": plan.method.pools_samples,
     }
     for problem, is_there in refusals.items():
         if is_there:
@@ -162,8 +163,6 @@ def _make_remote_backend(
     """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
     # ---- Step 1: is the method right, and may it see all that it needs?
     try_plugins(run, has_samples=agreement is None)
-    if run.method.pools_samples:
-        raise NotSentError("it trains on the samples of all clients together")
     if run.method.server_sees == SEES[-1] and not settings.share_states:
         raise NotSentError("its server looks at clients' states")
 
