@@ -84,6 +84,7 @@ shift=rotation shift.at=[2] => nodes that hold what they hold; leave out shift\.
 federate.minimum=0 => federate.minimum must be 1 or more, got 0
 federate.minimun=1 => federate.minimun
 task=survival partition=iid => no time at which all are judged
+method=centralized => samples that stay at nodes; centralized training is for train
 attack=lie attack.share=0.5 => nodes that play .* honestly; set attack=none
 method=fedavg,fedper => is a sweep, and this is one run
 SITES shift.label_noise=0.1 => shift lays anew what clients hold
