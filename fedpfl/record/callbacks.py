@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -105,19 +105,19 @@ class Callbacks(Callback):
 
     def on_begin(self, run: RunInfo) -> None:
         """See Callback."""
-        self._call_each(lambda callback: callback.on_begin(run))
+        self._call_each("on_begin", run)
 
     def on_round(self, round: Any) -> None:
         """See Callback."""
-        self._call_each(lambda callback: callback.on_round(round))
+        self._call_each("on_round", round)
 
     def on_evaluation(self, round: int) -> None:
         """See Callback."""
-        self._call_each(lambda callback: callback.on_evaluation(round))
+        self._call_each("on_evaluation", round)
 
     def on_note(self, text: str) -> None:
         """See Callback."""
-        self._call_each(lambda callback: callback.on_note(text))
+        self._call_each("on_note", text)
 
     def on_end(self, status: str, summary: Values) -> None:
         """End each, once; later calls do nothing.
@@ -160,11 +160,11 @@ class Callbacks(Callback):
         }
         self.on_end("failed", summary)
 
-    def _call_each(self, call: Callable[[Callback], None]) -> None:
+    def _call_each(self, name: str, argument: Any) -> None:
         # A copy, as one that fails is removed on the way.
         for callback in list(self._callbacks):
             try:
-                call(callback)
+                getattr(callback, name)(argument)
             except (Exception, SystemExit) as error:
                 # A callback that notes something may have been skipped meanwhile.
                 if callback in self._callbacks:

@@ -40,7 +40,7 @@ class ServiceLogger(Callback, ABC):
             self._log_row(row)
         picture = run.path / "partition.png"
         if picture.exists():
-            self._send_picture("partition", picture)
+            self._send_picture(picture)
 
     def on_round(self, round: Any) -> None:
         """Send one round's values and the traffic up to it."""
@@ -70,7 +70,7 @@ class ServiceLogger(Callback, ABC):
         return summarize_rows(self._rows, self._cohort)
 
     @abstractmethod
-    def _send_picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, path: Path) -> None:
         """Send an image file."""
 
     @abstractmethod

@@ -47,7 +47,7 @@ class MlflowLogger(ServiceLogger):
         self._run_id = ""
         self._round = 0
 
-    def _send_picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, path: Path) -> None:
         """Send an image as an artifact."""
         self._client.log_artifact(self._run_id, str(path))
 

@@ -197,10 +197,8 @@ class RunDirectory:
         if recorded_digest is None:
             # From the operating system: a function of the run's seed would be no secret.
             key = secrets.token_bytes(32)
-            with files.durable_write(
-                self.path / SECRET_FILE, self._require_lock, opener=_open_private
-            ) as file:
-                file.write(key)
+            self._require_lock()
+            files.write_private(self.path / SECRET_FILE, key)
             self.write_summary(secret=files.content_digest(key))
             return key.hex()
         content = files.read_if_exists(self.path / SECRET_FILE)
@@ -446,12 +444,6 @@ class RunDirectory:
             f"run directory {self.path} holds a different run{remark}; "
             "choose another with hydra.run.dir=... or remove it"
         )
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that only its owner may read."""
-    # O_EXCL: another user may hold a handle of a file that was there before.
-    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 
 class NullRunDirectory:

@@ -27,12 +27,12 @@ class TensorboardLogger(ServiceLogger):
         self._config: Record = {}
         self._round = 0
 
-    def _send_picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, path: Path) -> None:
         """Add an image."""
         from PIL import Image
 
         with Image.open(path) as image:
-            self._writer.add_image(name, np.array(image.convert("RGB")), dataformats="HWC")
+            self._writer.add_image(path.stem, np.array(image.convert("RGB")), dataformats="HWC")
 
     def _start(self, run: RunInfo, facts: Values) -> int:
         from torch.utils.tensorboard import SummaryWriter

@@ -68,13 +68,13 @@ class WandbLogger(ServiceLogger):
         self._run: Any = None
         self._defined_metrics: set[str] = set()
 
-    def _send_picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, path: Path) -> None:
         """Send an image, unless the run that is continued online has sent it."""
         if self._next_round:
             return
         import wandb
 
-        self._run.log({name: wandb.Image(str(path))})
+        self._run.log({path.stem: wandb.Image(str(path))})
 
     def _start(self, run: RunInfo, facts: Values) -> int:
         """Start or continue the W&B run; offline where `auto` cannot reach the server.

@@ -130,7 +130,7 @@ class Heard(fedpfl.Callback):
         self._call("begin", run.path, run.config["method"]["name"], run.rounds, run.start_round)
 
     def on_round(self, round):
-        self._call("round", round.row["round"], sorted(round.clients), len(round.personal(0)))
+        self._call("round", round.row["round"], sorted(round.clients)[:1], len(round.personal(0)))
 
     def on_evaluation(self, round):
         self._call("evaluation", round)
