@@ -43,7 +43,7 @@ def read_defaults(
             default = fields[key].default_factory()
         if default is inspect.Parameter.empty:
             defaults[key] = "???"  # Hydra's word for what has to be chosen
-        elif parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:  # options are given by name
-            with contextlib.suppress(TypeError, ValueError):
-                defaults[key] = json.loads(json.dumps(default))
+            continue
+        with contextlib.suppress(TypeError, ValueError):
+            defaults[key] = json.loads(json.dumps(default))
     return defaults

@@ -176,6 +176,7 @@ def test_newcomers_shift_too_and_a_world_that_comes_again_is_the_same():
     first = shifted.in_world(0)
     assert shifted.in_world(0) is first
     assert not torch.equal(shifted.in_world(1)[0].x, first[0].x)
+    assert len(shifted._by_world) == 1  # two would take twice the memory
     again = shifted.in_world(0)
     assert_same(again[0].x, first[0].x)
     members, newcomers = first
