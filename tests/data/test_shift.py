@@ -214,6 +214,7 @@ def test_groups_never_take_part_by_name():
     names, train = ("art", "photo", "studio"), (art[:3], photo, art[3:])
     shared = replace(APART, train=train, test=(art[:0],) * 3, client_names=names)
     assert find_newcomers(["art"], shared) == [0, 2]
+    assert find_newcomers(["u"], replace(MIXED, client_names=("u", "v"))) == [0]
 
 
 @pytest.mark.parametrize(
