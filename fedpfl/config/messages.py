@@ -47,12 +47,6 @@ def format_error(error: Exception) -> str:
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'[\n ]", text):
         word = quote_word(*match[1].split("=", 1))
         return f"{match[1]} is a sweep, which needs -m; one text is quoted: {word}"
-    if text.startswith("Config group override"):
-        words = [f"{word}: " for word in re.findall(r"input_line='(.*?)'", text)]
-        return "".join(words) + (
-            "a group's value is one of its names; its keys are set as GROUP.KEY=..., and ~GROUP "
-            "alone leaves it out"
-        )
     if match := re.search(r"Could not override '(.*?)'", text):
         return _explain_unknown_key(match[1], error.__cause__)
     if isinstance(error.__cause__, OmegaConfBaseException):

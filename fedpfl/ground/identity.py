@@ -136,9 +136,7 @@ def _flat_result_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value_text(value: Any) -> str:
     """Return a value as the configuration's YAML has it."""
-    if value is None or isinstance(value, bool | list):
-        return json.dumps(value)
-    return str(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def identity(config: Mapping[str, Any]) -> str:

@@ -52,8 +52,6 @@ rounds=abc => rounds must be a whole number, got 'abc'
 # for a hyperparameter that is not there
 method=seqfededt +score=fisher => score is for a hyperparameter that method=seqfededt does not have
 # groups without a name
-~logger=-inf => ~logger=-inf: a group's value is one of its names; its keys are set as GROUP.KEY=...
-@dataset.mean=1.5 => a group's value is one of its names; its keys are set as GROUP.KEY=...
 # out of range
 rounds=0 => rounds must be 1 or more, got 0
 eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every must be a positive multiple of eval.every (5), got 7

@@ -178,7 +178,7 @@ texts of arrays | nested(["a"], ["b"]) | X | column 'x' holds no arrays of numbe
 two spellings | {**FLOATS, "who": ["a", "B ", "b"]} | {**X, "by": "who"} | client 'b' is 'B' at d; write it alike
 not in | FLOATS | {**X, "categories": ("label",)} | dataset.categories has label, which dataset.input has not
 half | {**FLOATS, "label": [0, 0.5, 1]} | X | label 0.5 is no class
-array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | X | label holds objects of ndarray
+array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | X | label holds values of ndarray; give numbers or texts
 ragged | nested([1.0, 2.0], [1.0]) | X | 'x' holds no arrays of numbers of one shape
 another split | TWO | {**X, "split": "trian"} | dataset.split must be one of train, test, got 'trian'; did you mean train?
 no column in a split | {**TWO, "test": {"label": [0]}} | X | split test has no column 'x'

@@ -70,18 +70,14 @@ def _convert_objects(array: np.ndarray, origin: str) -> np.ndarray:
     import pandas as pd
 
     require_values(pd.isna(array), origin)
-    items = array.ravel().tolist()
-    numbers = [item for item in items if not isinstance(item, str)]
-    if not numbers:
-        return np.array(items, dtype=np.str_).reshape(array.shape)
-    if len(numbers) < len(items):
-        raise FedpflError(
-            f"{origin} mixes texts with other values, such as {numbers[0]!r}; make all of them texts"
-        )
-    converted = np.array(array.tolist())
+    kinds = {type(item) for item in array.flat}
+    are_texts = {issubclass(kind, str) for kind in kinds}
+    if are_texts == {True}:
+        return array.astype(np.str_)
+    converted = array if True in are_texts else np.array(array.tolist())
     if converted.dtype.kind not in "biuf" or converted.ndim > array.ndim:
-        kind = type(items[0]).__name__
-        raise FedpflError(f"{origin} holds objects of {kind}; give numbers or texts")
+        kinds_text = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise FedpflError(f"{origin} holds values of {kinds_text}; give numbers or texts")
     return converted
 
 
