@@ -4,6 +4,7 @@ know groups and the original test part, every error, the validation split.
 
 import copy
 import pickle
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -243,15 +244,10 @@ def test_what_a_scheme_of_ones_own_must_not_deal_is_one_line(answer, message):
 
 
 def test_a_split_that_was_mostly_filled_up_says_so():
-    """Dir(0.1) over many clients leaves half of them below min_samples; a split that hardly was
-    repaired is silent.
-    """
     y = np.random.default_rng(0).integers(0, 10, 60_000)
-    dirichlet = partition.SCHEMES["dirichlet"]
-    (note,) = dirichlet(y, 3000, 1, alpha=0.1, min_samples=10).notes
-    filled = int(note.split(" of 3,000 clients")[0].split()[-1].replace(",", ""))
-    assert filled > 1000
-    assert dirichlet(y, 20, 1, alpha=1.0, min_samples=10).notes == ()
+    (note,) = partition.dirichlet(y, 3000, 1, alpha=0.1, min_samples=10).notes
+    assert re.match(r"partition: 1,\d{3} of 3,000 clients had fewer than min_samples=10", note)
+    assert partition.dirichlet(y, 20, 1, alpha=1.0, min_samples=10).notes == ()
 
 
 # Groups and the original test part
@@ -290,7 +286,7 @@ def test_no_other_site_moves_a_sites_samples(together, kept):
     sites = {f"s{place}": 1000 * place + np.arange(20 + place) for place in range(30)}
     expected = deal_sites(sites, 0, **options)
     assert deal_sites(sites, 7, **options)["s3"] != expected["s3"]
-    for _ in range(100):
+    for _ in range(20):
         # Half leave or take another name, and all stand in another order.
         stay = rng.choice([*sites], 15, replace=False).tolist()
         renamed = {f"n{name}": rows for name, rows in sites.items() if rng.random() < 0.4}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,14 +33,11 @@ class Split:
 
 def import_datasets() -> Any:
     """Return the library. Raises FedpflError where it is absent."""
-    # Its imports draw from Python's generator, which is the run's.
-    state = random.getstate()
     try:
-        return importlib.import_module("datasets")
+        import datasets
     except ImportError:
         raise missing_extra("dataset=hf needs a package that is not installed", "hf") from None
-    finally:
-        random.setstate(state)
+    return datasets
 
 
 def open_splits(
