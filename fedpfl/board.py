@@ -491,6 +491,7 @@ def main() -> int:
 def _run_words(arguments: Sequence[str]) -> int:
     """Verify a row, or make a board; return the exit status."""
     if arguments[0] == "verify":
+        # An option in place of the row would be taken for its beginning.
         check_words(arguments[1:2], (), HELP_ADVICE)
         identity_prefix = "".join(arguments[1:2])
         return verify_row(identity_prefix, read_command_line(arguments[2:]))

@@ -47,6 +47,7 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
             values[key] = value
         elif word not in ("-m", "--multirun"):
             shared_words.append(word)
+    # As Hydra reads it, without quotes.
     folder = overrides.read_text_value(words, "hydra.sweep.dir") or "outputs/tune"
 
     # ---- Step 2: what can be refused before anything runs.
@@ -94,6 +95,7 @@ def _tune_and_print(arguments: Sequence[str]) -> int:
     """Search, run the chosen values, and print and write the table."""
     advice = "python -m fedpfl.tune --help tells what it takes"
     request = parse_request(check_words(arguments, overrides.MULTIRUN_OPTIONS, advice))
+    # Hundreds of configurations differ in few words.
     with overrides.composing_once():
         table = tune_methods(request, run_or_exit)
     (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")

@@ -150,7 +150,7 @@ def read_search(path: Path) -> Record:
 
 
 def _read_scores(folder: Path, metric: str) -> dict[int, float | None]:
-    """Read validation scores by round, None where there is none; the rest is not even read."""
+    """Read the validation score of each round, None without one; the rest is not even read."""
     path = folder / "rounds.csv"
     # A run may diverge in its first round.
     text = path.read_text(encoding="utf-8") if path.is_file() else "round\n"
@@ -208,10 +208,10 @@ class SearchTrial:
         if score is None:
             return
         self._scores.append(score)
-        others = [curve[round_number] for curve in self._curves if round_number in curve]
-        if others and round_number >= self._warmup:
+        curves = [curve for curve in self._curves if round_number in curve]
+        if curves and round_number >= self._warmup:
             best_score = _find_best_score(self._scores, self._metric)
-            median = float(np.percentile(others, 50))
+            median = float(np.percentile([curve[round_number] for curve in curves], 50))
             if _find_best_score([median, best_score], self._metric) != best_score:
                 raise TrialPruned("given up")
 

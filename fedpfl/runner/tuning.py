@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import pluralize
-from fedpfl.ground.records import Record
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import Task
 from fedpfl.ground.terminal import print_notice
 from fedpfl.methods import METHODS
@@ -71,7 +71,7 @@ class TuningRequest(NamedTuple):
 
     @property
     def select(self) -> str:
-        """Return how final runs' rounds are chosen, as in `accuracy_table`."""
+        """Return the choice of final runs' rounds, as in `accuracy_table`."""
         return self.metric or "validation"
 
     @property
@@ -115,17 +115,7 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     for record, final_runs in tuned_methods:
         scores = _read_test_scores(final_runs, [*columns], request.select)
         rows.append({**scores, **record})
-        lost_count = len(final_runs) - scores["seeds"]
-        if lost_count:
-            notes.append(
-                f"{record['method']}: {lost_count} of the final runs did not finish, so its test "
-                "cells stay empty."
-            )
-        if record["at_end"]:
-            notes.append(
-                f"{record['method']}: {record['at_end']}: at the end of what was searched; better "
-                "values may lie beyond."
-            )
+        notes += _note_limits(record, len(final_runs) - scores["seeds"])
 
     # ---- Step 2: the table, with titles for methods.
     frame = pd.DataFrame(rows)
@@ -151,6 +141,20 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
         f"{', in percent' if task.unit else ''}.",
         notes=tuple(notes),
     )
+
+
+def _note_limits(record: Values, lost_count: int) -> list[str]:
+    """Return notes on final runs that were lost, and on values at the end of the space."""
+    notes = []
+    if lost_count:
+        notes.append(
+            f"{lost_count} of the final runs did not finish, so its test cells stay empty."
+        )
+    if record["at_end"]:
+        notes.append(
+            f"{record['at_end']}: at the end of what was searched; better values may lie beyond."
+        )
+    return [f"{record['method']}: {note}" for note in notes]
 
 
 def _read_test_scores(
