@@ -377,5 +377,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return markdown
     text = adapt_links(f"docs/{page.file.src_uri}", markdown)
     if page.file.src_uri == "methods.md":
-        text = re.sub(r"^\| `(\w+)` \|", r"| [`\1`](methods/\1.md) |", text, flags=re.MULTILINE)
+        text = re.sub(r"^\| `\w+`.*? \|", link_methods, text, flags=re.MULTILINE)
     return text
+
+
+def link_methods(cell: re.Match[str]) -> str:
+    """Return the first cell of a row of the table with a link from each method."""
+    return re.sub(r"`(\w+)`", r"[`\1`](methods/\1.md)", cell[0])

@@ -134,11 +134,13 @@ def read_costs() -> list[dict[str, str]]:
 
 
 def make_table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return the page's table in Markdown, one row per method."""
-    lines = [("`method=`", *SHOWN), ("---",) * (1 + len(SHOWN))]
+    """Return the page's table in Markdown, one row for methods that are alike in it."""
+    names: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        cells = (row[title].replace(SEES[0], "") for title in SHOWN)
-        lines.append((f"`{row['method']}`", *cells))
+        cells = tuple(row[title].replace(SEES[0], "") for title in SHOWN)
+        names.setdefault(cells, []).append(f"`{row['method']}`")
+    lines = [("`method=`", *SHOWN), ("---",) * (1 + len(SHOWN))]
+    lines += [(", ".join(alike), *cells) for cells, alike in names.items()]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
