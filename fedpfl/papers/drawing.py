@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,20 +88,28 @@ def groups_with_several_values(
     return [group for group in fitting_groups if len(values_by_setting[group.setting]) > 1]
 
 
-def keep_nearest(groups: Sequence[Group], key: Callable[[Group], Any]) -> tuple[list[Group], str]:
-    """Return one group for each point of a figure, and what its reader must know.
-
-    Of several that fit it is the finished one of most rounds, as in tables.
+def choose_nearest(
+    groups: Sequence[Group],
+    key: Callable[[Group], Any],
+    setup_of: Callable[[Run], Mapping[str, Any]] = lambda run: {},
+) -> list[Group]:
+    """Return the group of each key that is nearest to the paper's, as in tables.
 
     Args:
         groups: Of the figure.
-        key: Names a group's bar or point.
+        key: Names a group's line, bar or point.
+        setup_of: The published set-up of a run.
     """
     nearest_groups: dict[Any, Group] = {}
-    for group in sorted(groups, key=lambda group: closeness_to_paper(group, {})):
+    for group in sorted(groups, key=lambda one: closeness_to_paper(one, setup_of(one.runs[0]))):
         # The nearest come last, and replace earlier ones.
         nearest_groups[key(group)] = group
-    kept_groups = [group for group in groups if group is nearest_groups[key(group)]]
+    return [group for group in groups if group is nearest_groups[key(group)]]
+
+
+def keep_nearest(groups: Sequence[Group], key: Callable[[Group], Any]) -> tuple[list[Group], str]:
+    """Return the nearest group of each key, and a note on groups left out and unfinished."""
+    kept_groups = choose_nearest(groups, key)
     notes = []
     if len(kept_groups) < len(groups):
         notes.append("several configurations fit: the longest of each")

@@ -16,6 +16,7 @@ from fedpfl.papers.drawing import (
     Decorate,
     Figure,
     Paint,
+    choose_nearest,
     draw_columns,
     groups_with_several_values,
     paint_accuracy_over,
@@ -26,9 +27,9 @@ from fedpfl.papers.fedobp.tables import (
     QUANTILE,
     is_paper_fedobp,
     is_paper_method,
-    nearest_of_each_method,
     published_number,
     published_setting,
+    setup_of,
 )
 from fedpfl.papers.layout import Selection
 from fedpfl.report.figures import DASHES, accuracy_figure, draw_panels
@@ -95,9 +96,13 @@ def _choose_compared_methods(setting: str) -> ChooseGroups:
     def fits(run: Run) -> bool:
         if run.method_name not in COMPARED_METHODS or published_setting(run) != setting:
             return False
-        return _is_plotted_method(run) and _has_paper_quantile(run)
+        return is_paper_method(run) and _has_paper_quantile(run)
 
-    return lambda groups: nearest_of_each_method([g for g in groups if fits(g.runs[0])])
+    return lambda groups: choose_nearest(
+        [group for group in groups if fits(group.runs[0])],
+        lambda group: (group.setting, group.method_name),
+        setup_of,
+    )
 
 
 def _choose_over_quantile(fits: Callable[[Run], bool]) -> ChooseGroups:

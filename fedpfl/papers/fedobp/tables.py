@@ -17,7 +17,6 @@ from fedpfl.papers.layout import (
     Selection,
     TableColumn,
     TableRow,
-    closeness_to_paper,
     measure_fine_tuned,
 )
 from fedpfl.papers.published import Published, departures, lookup, setup_differences
@@ -391,19 +390,6 @@ TABLES: dict[str, Layout | Listing] = {
         setup=_setup_of_public_file,
     ),
 }
-
-
-def nearest_of_each_method(groups: Sequence[Group]) -> list[Group]:
-    """Return of each method on each split the configuration that FedOBP's tables would show."""
-    by_closeness = sorted(
-        groups, key=lambda group: closeness_to_paper(group, setup_of(group.runs[0]))
-    )
-    nearest: dict[tuple[str, str, str], Group] = {}
-    for group in by_closeness:
-        if is_paper_method(group.runs[0]):
-            # The nearest come last, and replace earlier ones.
-            nearest[group.dataset, group.partition, group.runs[0].method_name] = group
-    return list(nearest.values())
 
 
 def _make_log_table(groups: Sequence[Group]) -> Table:

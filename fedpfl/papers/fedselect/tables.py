@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedpfl.papers.drawing import (
     Axis,
     Figure,
+    choose_nearest,
     groups_with_several_values,
     paint_accuracy_over,
 )
@@ -196,28 +197,23 @@ def _choose_paper_sizes(groups: Sequence[Group]) -> list[Group]:
     return chosen_groups
 
 
-def _keep_last(groups: Sequence[Group], key: Callable[[Run], Any]) -> list[Group]:
-    """Return the last group of each key in each setting."""
-    # Later entries take the place of earlier ones.
-    last_groups = {(group.setting, key(group.runs[0])): group for group in groups}
-    return list(last_groups.values())
-
-
 def _choose_table1_runs(groups: Sequence[Group]) -> list[Group]:
-    """Return Table 1's groups, the last one of each method in each setting."""
+    """Return Table 1's groups, the nearest one of each method in each setting."""
     fitting_groups = _choose_table1_methods(_choose_paper_sizes(groups))
-    return _keep_last(fitting_groups, lambda run: run.method_name)
+    return choose_nearest(fitting_groups, lambda group: (group.setting, group.method_name))
 
 
 def _choose_table2_masks(groups: Sequence[Group]) -> list[Group]:
-    """Return Table 2's groups with masks, the last one of each limit in each setting."""
+    """Return Table 2's groups with masks, the nearest one of each limit in each setting."""
 
     def has_masks(run: Run) -> bool:
         is_fitting = run.method_name == "fedselect" and has_config(run, MOST_CONFIG)
         return is_fitting and bool(run.mask_pairs)
 
     with_masks = [one for one in _choose_paper_sizes(groups) if has_masks(one.reported_runs[0])]
-    return _keep_last(with_masks, lambda run: run.config_value("method.alpha"))
+    return choose_nearest(
+        with_masks, lambda group: (group.setting, group.runs[0].config_value("method.alpha"))
+    )
 
 
 # ---- How a figure is drawn
