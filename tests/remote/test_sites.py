@@ -256,7 +256,6 @@ def rename_column(path: Path) -> None:
 
 DIFFERENCES = {
     "shape": ({"x": np.zeros((38, 6), np.float32)}, r"chur: samples are float32 \[6\]"),
-    "type": ({"x": np.zeros((38, 5), np.int64)}, r"chur: samples are int64 \[5\]"),
     "texts": ({"y": np.array(["a", "b"] * 19)}, "labels are texts, and those of"),
     "test part": ({"test_from": 9}, "chur.npz has a test part of its own; set part"),
     "columns": (rename_column, "chur.* differ in columns age, years"),
@@ -293,6 +292,8 @@ def test_as_many_sites_as_clients_must_come(here):
     twice = InProcessGrid({**few.node_by_id, 3: nodes[2]})
     with pytest.raises(FedpflError, match="two nodes call their site"):
         app.run_server(twice, PLAIN)
+    with pytest.raises(FedpflError, match="clients must say how many there are"):
+        app.compose_federation(["method=fedavg", "dataset=sites"])
 
 
 @reckon_by_few_orders()
@@ -319,11 +320,6 @@ def test_sums_of_a_site_would_leave_it_without_noise(here, monkeypatch):
         monkeypatch.setattr(f"fedpfl.{module}.make_secret", lambda run, key: Secret.of_seed(1))
     words += ["dataset.mean=[0.,1,2,3,4]", "dataset.std=[1.,9,1,1,1]"]
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
-
-
-def test_words_without_a_number_of_sites():
-    with pytest.raises(FedpflError, match="clients must say how many there are"):
-        app.compose_federation(["method=fedavg", "dataset=sites"])
 
 
 # ---- What hostile nodes and servers tell
@@ -404,13 +400,10 @@ def agree_sites(*names, samples=47):
 HOSTILE_AGREEMENTS = {
     "other sizes": (agree_sites("davos", samples=40), r"davos has 47 samples, .* and had 40"),
     "other names": (agree_sites("a"), "is no site of this federation"),
-    "names twice": (agree_sites("davos", "davos"), "sites that are not in order"),
-    "vast sizes": (agree_sites("a", samples=10**17), "sites.0.samples: .* got 10000000"),
     "test parts": (
         {"sites": [*agree_sites("a")["sites"], {"name": "b", "samples": 9, "test_from": 1}]},
         "test parts of some sites",
     ),
-    "no scale": ({"std": [0.0] * 5}, "std that are no deviations"),
     "nan": ({"mean": [float("nan")] * 5}, "mean.0: Input should be a finite number"),
     "another form": (
         {"form": change_form(shape=[6], labels=["0", "1", "2"])["form"]},
