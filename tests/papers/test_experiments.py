@@ -21,7 +21,7 @@ from fedpfl.config.group_options import read_group
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.run_location import register_resolver, run_subdir
 from fedpfl.config.schema import SETTINGS
-from fedpfl.data import datasets, partition
+from fedpfl.data import datasets
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.papers import published
@@ -110,21 +110,6 @@ def test_an_experiment_says_how_to_run_it_and_is_listed():
         head = "\n".join(itertools.takewhile(lambda line: line[:1] == "#", text.splitlines()))
         assert re.search(rf"# Run: .*(experiment={name}\b|make \w+)", head), name
         assert f"`{name.partition('/')[2] or name}`" in listed, name
-
-
-def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
-    folders = (ROOT / f"conf/{name}" for name in ("experiment", "paper", "debug"))
-    text = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.yaml"))
-    used = {*re.findall(r"^  - override /paper: (\w+)$", text, re.MULTILINE)}
-    for value in re.findall(r"^      paper: (.*)$", text, re.MULTILINE):
-        used |= {*value.split(",")}
-    papers = {path.stem for path in (ROOT / "conf/paper").glob("*.yaml")}
-    assert papers == used - {"null"}
-    for path in (ROOT / "conf/paper/own").glob("*.yaml"):
-        assert path.stem in {f"{paper}_{method}" for paper in papers for method in METHODS}
-    for path in (ROOT / "conf/paper/split").glob("*.yaml"):
-        dealt = itertools.product(papers, datasets.DATA_SETS, partition.SCHEMES)
-        assert path.stem in {"_".join(names) for names in dealt}
 
 
 def test_every_method_takes_part():

@@ -11,7 +11,6 @@ import pytest
 from fedpfl.report.html import render_html
 from fedpfl.report.render import FORMATS, render
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best
-from fedpfl.report.text import clip_text, one_line
 
 EVIL = "a|b_c*d<i>&$x%\\{\x1b[31m\n`=1"
 
@@ -192,10 +191,3 @@ def test_csv() -> None:
     shown = (pd.DataFrame({"section": [name], name: [1]}) for name in ("a", "b"))
     frames = [Table("", (), [], frame) for frame in shown]
     assert render(frames, "csv") == "section,a,b\na,1.0,\nb,,1.0\n"
-
-
-def test_text_is_made_harmless_and_short() -> None:
-    assert one_line("a\x1b]0;x\x07\u202eb\ud800\n\tc") == r"a\x1b]0;x\x07\u202eb\ud800  c"
-    assert one_line("Größe ±°†Δ – 数据") == "Größe ±°†Δ – 数据"
-    assert clip_text("x" * 3000, 11) == "xxxxx…xxxxx"
-    assert clip_text("a\x1b\nb") == r"a\x1b b"
