@@ -133,12 +133,9 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
     place_of = dict.fromkeys(method.buffers(), expected) if isinstance(expected, str) else expected
     net = MethodTrial(method).net(norm=True)
     states = record_rounds(method, net, tiny_federation(), [[0, 2], [0]], local=SHORT)[0]
-    assert set(states[1].server_buffers) == {
-        role for role, place in place_of.items() if place == "server"
-    }
-    assert set(states[1].client_buffers) == {
-        role for role, place in place_of.items() if place == "client"
-    }
+    for place in ("server", "client"):
+        wanted = {role for role, where in place_of.items() if where == place}
+        assert {*getattr(states[1], f"{place}_buffers")} == wanted
     initial = net.buffers
     for statistics in states[1].server_buffers.values():
         assert differing(statistics, initial)
@@ -146,9 +143,8 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
         first, last = (state.client_buffers[role] for state in states[1:])
         assert_same(client_row(first, NEVER_TRAINED), initial)
         assert differing(client_row(first, 0), client_row(first, 2))
-        assert_same(
-            client_row(first, 2), client_row(last, 2)
-        )  # who did not train in the second round
+        # Who did not train in the second round
+        assert_same(client_row(first, 2), client_row(last, 2))
         assert differing(client_row(first, 0), client_row(last, 0))
 
 
