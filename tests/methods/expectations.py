@@ -155,9 +155,7 @@ EXPECTED |= {
         private="head",
     ),
     "fedper": Expect(
-        BODY,
-        first_time=INITIAL_HEAD | {"global": {"head_init": "server_average"}},
-        private="head",
+        BODY, first_time=INITIAL_HEAD | {"global": {"head_init": "server_average"}}, private="head"
     ),
     "fedphp": Expect(statistics={"w": "server", "q": "client"}, first_time=GLOBAL),
     "fedproto": each_own(None, first_time=INITIAL, private="model"),
