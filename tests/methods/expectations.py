@@ -278,8 +278,8 @@ hermes widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 heterofl widths=(1.0,) scaler=False masked=False weighting='samples' => fedavg statistics='local' | cohort
 heterofl widths=(1.0,) scaler=True masked=False => fedavg statistics='local' | cohort equal
 ifca clusters=1 => fedavg
-knn_per lam=0.0 => fedavg
 knn_per lam=1.0 capacity=0 => fedavg
+knn_per lam=0.0 => fedavg
 lg_fedavg layers=3 => fedavg statistics='local'
 lg_fedavg layers=3 variant='as_published' => fedavg statistics='local'
 lg_fedavg layers=0 => local_only
