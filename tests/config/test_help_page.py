@@ -57,6 +57,3 @@ def test_the_command_prints_it_in_narrow_lines_and_does_nothing(tmp_path, monkey
     assert "method.layers=1 " in result.out
     assert max(map(len, result.out.splitlines()[4:])) <= 70
     assert not list(tmp_path.iterdir())
-    bad = run_command("method=fedpre", "--help", cwd=tmp_path)
-    assert (bad.code, len(bad.complaints)) == (2, 1)
-    assert "did you mean fedrep" in bad.complaints[0]

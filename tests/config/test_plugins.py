@@ -139,13 +139,12 @@ from __future__ import annotations
 import functools, math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Literal, Protocol
+from typing import TYPE_CHECKING, Callable, Literal
 from torch import nn
 from fedpfl.methods import FedAvg
 from fedpfl.models.mlp import MLP
 if TYPE_CHECKING:
     from absent import Odd
-class Like(Protocol): pass
 @dataclass(frozen=True)
 class Mine(FedAvg):
     kind: Literal["a", "b"] = "a"
@@ -156,10 +155,10 @@ class Mine(FedAvg):
         return super().init(params, parts)
 class Layers:
     def __call__(
-        self, shape, classes, act=nn.ReLU, width: int = None, like: Like = 4, odd: Odd = 5,
+        self, shape, classes, act=nn.ReLU, width: int = None, odd: Odd = 5,
         folder=Path("b"), *, depth: int = 7
     ):
-        print("model", act.__name__, width, like, odd, folder, depth)
+        print("model", act.__name__, width, odd, folder, depth)
         return MLP(shape, classes)
 METHODS = {"mine": Mine}
 MODELS = {"mine": functools.partial(Layers(), depth=8)}
@@ -175,11 +174,11 @@ def test_arguments_of_every_kind_arrive(folder: Path, capsys) -> None:
     build(*words)
     defaults = capsys.readouterr().out
     assert "method a 1.0 (1, 2)\n" in defaults
-    assert "model ReLU None 4 5 b 8\n" in defaults
+    assert "model ReLU None 5 b 8\n" in defaults
     build(*words, "model.width=2", "method.kind=b", "method.sizes=[3]", "model.odd=x")
     changed = capsys.readouterr().out
     assert "method b 1.0 (3,)\n" in changed
-    assert "model ReLU 2 4 x b 8\n" in changed
+    assert "model ReLU 2 x b 8\n" in changed
     for word in ("model.act=x", "model.folder=x"):
         (line,) = run_command(*words, word, cwd=folder).complaints
         key = word.removesuffix("=x")

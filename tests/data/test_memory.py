@@ -33,19 +33,6 @@ def in_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-class Pairs(torch.utils.data.Dataset):
-    """A torch Dataset of arrays."""
-
-    def __init__(self, x, y):
-        self.pairs = [*zip(x, y, strict=True)]
-
-    def __len__(self):
-        return len(self.pairs)
-
-    def __getitem__(self, index):
-        return self.pairs[index]
-
-
 def test_digits_in_memory_are_digits(digits, tmp_path):
     """The numbers of a run are those of the named data set, in whatever form it is given."""
     x, y = digits
@@ -54,7 +41,7 @@ def test_digits_in_memory_are_digits(digits, tmp_path):
     scaling = {key: reference.config["dataset"][key] for key in ("mean", "std")}
     trained = run(data=[x[:, 0], y], clients=4, dataset=scaling)  # without the channel's axis
     pd.testing.assert_frame_equal(trained.rounds[expected.columns], expected)
-    forms = ((x, y), (torch.tensor(x), torch.tensor(y)), Pairs(x, y))
+    forms = ((x, y), (torch.tensor(x), torch.tensor(y)), torch.utils.data.StackDataset(x, y))
     assert len({memory.hold_data(data).digest for data in forms}) == 1
 
 
@@ -129,12 +116,17 @@ WRONG = {
     "label of arrays": ((X, Y), {"label": "y"}, "are for tables, and data is none"),
     "absent label": (FRAME, {"label": "z"}, "data has no column 'z'; it has a, y"),
     "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),
-    "a bad item": (Pairs([X[0], X[:2]], [0, 1]), {}, "data cannot be read as a torch Dataset"),
+    "a bad item": (
+        torch.utils.data.StackDataset([X[0], X[:2]], [0, 1]),
+        {},
+        "data cannot be read as a torch Dataset",
+    ),
     "items of names": (torch.utils.data.StackDataset(x=X, y=Y), {}, "item 0 is a dict"),
     "names alike": ({1: (X, Y), "1": (X, Y)}, {}, "client '1' needs a printable name"),
     "sparse": ((torch.tensor(X).to_sparse(), Y), {}, "data: x is a tensor that NumPy cannot hold"),
     "hidden": ((np.ma.masked_equal(X, 0), Y), {}, "data: x has no value in sample 0; fill it in"),
     "no label": ((X, ["u", None, *"vw" * 19]), {}, "data: y has no value in sample 1"),
+    "texts and numbers": ((X, [1, "1"] * 20), {}, "y holds values of int and str; give"),
     "nobody's": ((X, Y, [*"uvw", np.nan, *"xy" * 18]), {}, "groups has no value in sample 3"),
     "lists": (FRAME.assign(b=[[1], [2]]), {"label": "y"}, "column 'b' holds more than one value"),
 }

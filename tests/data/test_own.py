@@ -129,13 +129,6 @@ def test_clients_and_categories_have_one_spelling(values):
         assert "write it alike" in told
 
 
-def test_numbers_among_texts_are_refused():
-    data = NUMBERS[:, None], [1, "1"] * (ROWS // 2)
-    assert "holds values of int and str; give numbers or texts" in one_line(
-        lambda: memory.hold_data(data)
-    )
-
-
 # ---- Pictures are what viewers show
 
 

@@ -123,9 +123,7 @@ ARRAYS = [
     ),
     ({"x": TOKENS - 1}, "must be from 0 to 2147483647, found -1 to 28; save a table"),
     ({"y": Y / 2}, "label 0.5 is no class"),
-    ({"y": Y[:5]}, "x has 120 samples, and y has 5"),
     ({"x": FEATURES[:0], "y": Y[:0]}, "own.npz has no sample"),
-    ({"y": Y - 1}, "labels must be from 0 to 65535, found -1"),
     ({"groups": np.where(Y, 1.5, np.nan)}, "client has no value in row 1"),
     ({"groups": np.arange(119)}, "x has 120 samples, and groups has 119"),
     ({"test_from": 120}, "test_from must be from 1 to 119, got 120"),
@@ -144,6 +142,5 @@ def test_errors_in_arrays(tmp_path, arrays, message):
 
 def test_options_have_no_effect_on_an_archive(tmp_path):
     np.savez(tmp_path / "har.npz", x=FEATURES, y=Y)
-    assert load_samples("har", tmp_path, form="signals").x.shape == (120, 11)
     message = one_line(lambda: load_samples("har", tmp_path, form="features"))
     assert f"dataset.form=features has no effect on {tmp_path / 'har.npz'}" in message
