@@ -276,13 +276,10 @@ def forget_modules(names: Iterable[str]) -> None:
 
 def _error_line(error: BaseException, file: Path) -> str:
     """Say where in the file it failed, as `:12`."""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        return f":{error.lineno}"
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(file)
-    ]
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        frames.append((str(error.filename), error.lineno))
+    lines = [line for name, line in frames if name == str(file)]
     return f":{lines[-1]}" if lines else ""
 
 

@@ -148,7 +148,7 @@ class Federation:
         Of several labels those with a label are counted; where labels are numbers, or samples are
         at nodes, the result has no columns.
         """
-        return self._label_counts.clone()
+        return self._label_counts
 
     @cached_property
     def _label_counts(self) -> Tensor:

@@ -133,8 +133,6 @@ def _choose_splits(
 ) -> list[Split]:
     """Return the splits of these names, test last."""
     split_names = [names] if isinstance(names, str) else list(loaded if names is None else names)
-    if not split_names:
-        raise FedpflError(f"{path} has no split to read; set dataset.split to one of its splits")
     for name in split_names:
         if name not in loaded:
             raise FedpflError(f"dataset.split must be {choices_text(list(loaded), name)} in {path}")
