@@ -76,7 +76,8 @@ class Sweeper(BasicSweeper):
                 "torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN"
             )
         self._counted_task = CountedTask(task_function)
-        hydra_context.config_loader = CachingLoader(hydra_context.config_loader)
+        self._loader = CachingLoader(hydra_context.config_loader)
+        hydra_context.config_loader = self._loader
         super().setup(hydra_context=hydra_context, task_function=self._counted_task, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:
@@ -137,12 +138,12 @@ class Sweeper(BasicSweeper):
         Raises:
             HydraException: for a job that is a sweep itself, and what Hydra raises.
         """
-        assert self.hydra_context is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
+        config = self._loader.load_sweep_config(self.config, list(words))
         if (config.hydra.sweeper.params or {}) != self.params:
             raise HydraException(
                 f"{' '.join(words)}: an experiment with a sweep of its own; run one at a time"
             )
+        self._loader.checked_jobs[tuple(words)] = config
         return config
 
 
