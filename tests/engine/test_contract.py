@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache, partial
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -217,16 +217,6 @@ def file_has_its_hyperparameters(named: NamedTrial) -> None:
         if defaults[key] is not dataclasses.MISSING and not is_reference:
             told = f"{key}: the file says {value}, the dataclass {defaults[key]}"
             assert value == defaults[key], told
-
-
-@house_promise("a choice that there is not is refused")
-def refuses_unknown_choices(named: NamedTrial) -> None:
-    for field, hint in get_type_hints(METHODS[named.name]).items():
-        if get_origin(hint) is not Literal or field == "statistics":
-            continue
-        with pytest.raises(ValueError, match=f"^{field} must be .*, got 'nonsense'") as error:
-            build_method(named.name, **{field: "nonsense"})
-        assert all(str(choice) in str(error.value) for choice in get_args(hint))
 
 
 @house_promise("only methods that cut neurons refuse a network of which parts are frozen")

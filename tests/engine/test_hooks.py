@@ -58,6 +58,30 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
 
 
 @dataclass(frozen=True)
+class Noting(FedAvg):
+    """Adds up at the gradient the labels that its loss keeps."""
+
+    def init(self, params, parts):
+        return params, {"sum": torch.zeros(())}
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, after_gradient=self._add)]
+
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch), {"y": 1.0 + batch.y}
+
+    def _add(self, server, client, params, grads, batch, loss, kept):
+        return {**client, "sum": client["sum"] + batch.sum(kept["y"])}
+
+
+def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
+    sums = take_part(Noting(), net, federation, backend).client_states["sum"]
+    for client in (0, 3, 4):  # without a lone last sample
+        labels = 1 + federation.y[federation.train[client]]
+        assert sums[client] == LOCAL.epochs * labels.sum()
+
+
+@dataclass(frozen=True)
 class Returning(FedAvg):
     """Goes back to a model of the states where it is told so, and trains on from there."""
 

@@ -132,10 +132,7 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
         assert_same(read_checkpoint(run), read_checkpoint(twin))
     told = [line for line in result.err.splitlines() if not line.startswith("sweep: run ")]
     assert [line[:15] for line in told] == [f"sweep: {done}/2 done" for done in (1, 2)]
-    folder = next(tmp_path.glob("outputs/digits/ditto/*/seed2"))
-    value = f"all clients {read_summary(folder)['last']['accuracy']:.2f} % (fine-tuned "
-    assert sum(f"  method=ditto: {value}" in line for line in told) == 1
-    log = (folder / "run.log").read_text()
+    log = (next(tmp_path.glob("outputs/digits/ditto/*/seed2")) / "run.log").read_text()
     assert "of a sweep method=ditto" in log
     assert "loop in lockstep on cpu" in log
     assert result.out.startswith("Digits, Dir(0.1)\n")

@@ -194,21 +194,6 @@ def peak(run):
     return seen.peak - before
 
 
-def test_calls_that_have_no_room_together_are_answered_one_by_one():
-    federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
-    runner = make_backend(Engine("batched"), net, GPU)
-    states = (make_initial_state(FedAvg(), net, 10, GPU) for _ in range(4))
-    calls = [EvalCall(FedAvg(), federation, state, EVERYONE) for state in states]
-    one, together = (peak(lambda some=some: runner.run(some)) for some in (calls[:1], calls))
-    held, room = seen.now, 1.2 * one
-    assert together > room
-    seen.limit = int(held + room)
-    answers = runner.run(calls)
-    assert [list(answer) for answer in answers] == [["test"]] * 4
-    del answers
-    assert seen.now == held
-
-
 @pytest.mark.full
 def test_programs_that_are_kept_make_room_for_what_has_none():
     federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
