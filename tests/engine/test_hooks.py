@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.augment import Augment
-from fedpfl.engine import FineTuning, make_backend, make_initial_state
+from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
@@ -24,6 +24,7 @@ from tests.conftest import (
     CLASSES,
     COHORTS,
     CPU,
+    HEAD,
     LOCAL,
     as_engine,
     assert_close,
@@ -59,26 +60,37 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
 
 @dataclass(frozen=True)
 class Noting(FedAvg):
-    """Adds up at the gradient the labels that its loss keeps."""
+    """Trains the body, keeps model and gradient as they are shown, and adds up what the loss keeps."""
 
     def init(self, params, parts):
-        return params, {"sum": torch.zeros(())}
+        zeros = tree.map(torch.zeros_like, params)
+        return params, {"sum": torch.zeros(()), "model": zeros, "gradient": zeros}
 
     def phases(self, server, client, params, epochs):
-        return [Phase(epochs, after_gradient=self._add)]
+        mask = {name: name not in HEAD for name in params}
+        return [Phase(epochs, mask, after_gradient=self._keep)]
 
     def loss(self, server, client, net, params, batch):
         return super().loss(server, client, net, params, batch), {"y": 1.0 + batch.y}
 
-    def _add(self, server, client, params, grads, batch, loss, kept):
-        return {**client, "sum": client["sum"] + batch.sum(kept["y"])}
+    def _keep(self, server, client, params, grads, batch, loss, kept):
+        total = client["sum"] + batch.sum(kept["y"])
+        return {**client, "sum": total, "model": params, "gradient": grads}
 
 
-def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
-    sums = take_part(Noting(), net, federation, backend).client_states["sum"]
-    for client in (0, 3, 4):  # without a lone last sample
-        labels = 1 + federation.y[federation.train[client]]
-        assert sums[client] == LOCAL.epochs * labels.sum()
+def test_the_look_at_the_gradient_is_ahead_of_the_step_and_sees_what_the_loss_leaves(
+    backend, net, federation
+):
+    one_step = Local(None, 16, 0.05, steps=1)
+    part = take_part(Noting(), net, federation, backend, local=one_step)
+    for client in (0, 2, 4):
+        seen, uploaded = (tree.take(own, client) for own in (part.client_states, part.uploads))
+        assert_same(seen["model"], net.params)
+        assert_close(uploaded, tree.map(lambda p, g: p - 0.05 * g, seen["model"], seen["gradient"]))
+        assert {name for name, leaf in seen["gradient"].items() if not leaf.any()} == {*HEAD}
+        order = Draws(0, "train", 1).order(client, "main", 0, len(federation.train[client]))
+        labels = federation.y[federation.train[client][order[:16]]]
+        assert seen["sum"] == (1 + labels).sum()
 
 
 @dataclass(frozen=True)
@@ -179,6 +191,30 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation):
             own, like = getattr(some, part), getattr(everyone if client % 2 else nobody, part)
             same(tree.take(own, client), tree.take(like, client))
     assert differing(everyone.client_states, nobody.client_states)
+
+
+@dataclass(frozen=True)
+class Careful(FedAvg):
+    """A client moves the statistics of the channel of its own number alone, or none."""
+
+    def updated_buffers(self, server, client):
+        here = torch.arange(4) == client["number"]
+        counter = torch.ones((), dtype=torch.bool)
+        moments = dict.fromkeys(("norm.running_mean", "norm.running_var"), here)
+        return {"main": {**moments, "norm.num_batches_tracked": counter}}
+
+
+def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backend, federation):
+    net, cohort, method = tiny(norm=True), [0, 1, 5], Careful()
+    states, (outcome,) = record_rounds(method, net, federation, [cohort], engine=backend)
+    part = participate(method, net, federation, states[0], cohort, engine=backend)
+    for name in ("norm.running_mean", "norm.running_var"):
+        old, new = states[0].server_buffers["main"][name], states[1].server_buffers["main"][name]
+        own = part.buffers["main"][name]
+        assert_close(new, torch.cat([own[0][:1], own[1][1:2], old[2:]]))
+        assert_same(own[2], old)
+    # Two channels' mean and variance
+    assert outcome.traffic.values_up == 3 * tree.size(net.params) + 4
 
 
 def test_clipping_is_torchs(backend, net, federation):
