@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from fedpfl.record.columns import METRICS
 from fedpfl.report.__main__ import main
 from fedpfl.report.html import plotly_file_name, write_pages
 from fedpfl.report.page import drawing
 from fedpfl.report.page.data import MAX_POINTS
-from tests.report.test_report import add_columns, amend, config, write_run
+from tests.report.test_report import add_columns, amend, write_run
 
 OBP = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}
 EVIL = """</script><script>document.documentElement.dataset.owned = 1</script><b id="x">&'"""
@@ -267,19 +266,6 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
             assert page.figure("masks")["data"][0]["y"][0].startswith("&lt;/script&gt;")
 
 
-def test_a_run_without_evaluation_or_traffic(tmp_path: Path) -> None:
-    run = tmp_path / "x/fedavg/k/seed0"
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text(yaml.safe_dump(config()))
-    (run / "summary.json").write_text("{}")
-    (run / "rounds.csv").write_text("round,accuracy\n1,\n")
-    page = page_of(tmp_path)
-    assert page.data["curves"] == []
-    assert "No evaluation to judge yet: FedAvg on FMNIST" in page.text
-    sections = {attrs["id"] for tag, attrs in page.elements if tag == "section"}
-    assert sections == {"runs", "accuracy", "cost"}
-
-
 def test_several_experiments_and_an_index(root: Path) -> None:
     # The same configuration as in `a`: both keep theirs
     write_run(root / "b/fedavg/k2/seed0", {4: 87.0})
@@ -296,6 +282,7 @@ def test_several_experiments_and_an_index(root: Path) -> None:
             assert re.match(r"\.|#", attrs.get("href") or "#")
         (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]
         assert re.match(f"default-src 'none'; {scripts}", policy)
+    assert "No evaluation to judge yet: FedAvg on Digits" in pages[2].text
     page = pages[-1]
     assert page.cells["experiments"][0] == ["experiment", "runs", "configurations"]
     assert page.row("experiments", "a") == ["a", "4", "3"]

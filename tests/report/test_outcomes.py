@@ -1,6 +1,5 @@
 """Figures of what methods come to, from synthetic run directories, against values by hand."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from fedpfl.report.__main__ import main
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import runs
 from fedpfl.report.page import drawing
-from fedpfl.report.render import render
-from fedpfl.report.tables import accuracy_table
 from tests.report.test_fairness import FEDPER, PERSONAL, run, write_three
 from tests.report.test_report import read_output, write_run
 
@@ -54,20 +51,6 @@ def test_sorted_clients_and_their_gains_by_hand(root, monkeypatch):
     differences = sorted([-10, -20, -3, 1, 2, 0, 0, 0, 0, 30])
     assert gains["FedPer"][places, 1] == pytest.approx([(y + 10) / 2 for y in differences])
     assert "FedAvg+FT" not in gains
-
-
-def test_an_interval_is_students(root):
-    """Of two values t is 12.706; of one there is none."""
-    write_run(root / "other/seed0", {4: 60.0}, method={"name": "ditto"})
-    write_run(root / "other/seed1", {4: 70.0}, method={"name": "ditto"}, seed=1)
-    table = accuracy_table(runs(root), chosen=["accuracy"], interval="seed")
-    rows = table.frame.set_index("method")
-    half = 12.7062 * math.sqrt(50) / math.sqrt(2)
-    assert rows.loc["Ditto", "accuracy_seed_ci95"] == pytest.approx(half, rel=1e-4)
-    assert rows.loc["Ditto", "accuracy_seed_std"] == pytest.approx(math.sqrt(50))
-    assert math.isnan(rows.loc["Local-Only", "accuracy_seed_ci95"])
-    assert "95 % confidence interval" in table.caption
-    assert f"[{half:.1f}" in render(table, "markdown").replace("\\", "")  # no deviation's brackets
 
 
 def test_what_cannot_be_drawn_is_said(root, capsys):
