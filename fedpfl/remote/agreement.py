@@ -175,8 +175,6 @@ class Agreement(Message):
         task = TASKS[options["task"]]
         labels = np.zeros((1, len(self.form.labels)) if task is MULTILABEL else 1, np.int64)
         samples = self.check_samples(zeros, labels, options, "the sites")
-        # Of arrays, labels have numbers alone.
-        has_names = task is CLASSIFICATION or self.form.columns is not None
         total = sum(site.samples for site in self.sites)
         return replace(
             samples,
@@ -185,7 +183,7 @@ class Agreement(Message):
             groups=self.groups,
             group_names=tuple(self.names),
             test_from=sum(site.test_from or 0 for site in self.sites) or None,
-            class_names=tuple(self.form.labels) if has_names else (),
+            class_names=tuple(self.form.labels),
             feature_names=name_features(self.form.columns) if self.form.columns else (),
             are_elsewhere=True,
         )

@@ -1,6 +1,8 @@
 """Empty cells: what fills them is scikit-learn's over the joined training rows, wherever they are."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 import fedpfl
 from fedpfl.data.datasets import memory
+from fedpfl.engine.training.jobs import _sample_key
 from fedpfl.runner.export import write_models
 from tests.data.promises import build, one_line
 
@@ -84,7 +87,9 @@ def test_models_that_are_taken_home_fill_by_the_same_numbers(tmp_path):
 def test_a_column_in_another_unit_is_told_before_training():
     """Met by hospitals: mg/l beside mg/dl; a site's own ward or older patients are no unit."""
     sites = {name: frame.assign(dose=frame["dose"] + 100) for name, frame in make_sites().items()}
-    sites["site0"]["ward"] = "d"
+    for name, frame in sites.items():
+        frame["smokes"] = (np.arange(len(frame)) < 3) != (name == "site0")
+    sites["site4"]["dose"] = np.nan
     held = memory.hold_data(sites)
     words = (*TABLE, *SMALL, "dataset.missing=mean")
     assert build(*words, f"dataset.digest={held.digest}").notes == ()
@@ -92,7 +97,7 @@ def test_a_column_in_another_unit_is_told_before_training():
     held = memory.hold_data(sites)
     (note,) = build(*words, f"dataset.digest={held.digest}").notes
     assert note.startswith(
-        "units: column 'dose' has mean 1025 at site2, and 100.1 to 104.1 elsewhere"
+        "units: column 'dose' has mean 1025 at site2, and 100.1 to 103.4 elsewhere"
     )
     private = ("method=fedavg", "privacy=client", "privacy.noise=1")
     assert build(*words, f"dataset.digest={held.digest}", *private).notes == ()
@@ -116,3 +121,16 @@ def test_what_cannot_be_filled_is_one_line(change, words, text):
     frame = make_sites()["site0"].assign(**change)
     held = memory.hold_data(dict.fromkeys("abcde", frame))
     assert text in one_line(lambda: build(*TABLE, *SMALL, f"dataset.digest={held.digest}", *words))
+
+
+def test_runs_that_fill_by_other_numbers_are_no_one_program():
+    """In lockstep, of two seeds with given mean and std."""
+    held = memory.hold_data(make_sites())
+    federation = build(
+        *TABLE, *SMALL, f"dataset.digest={held.digest}", "dataset.missing=mode"
+    ).federation
+    keys = [
+        _sample_key([SimpleNamespace(federation=one)])
+        for one in (federation, replace(federation, fill=(0.0,)))
+    ]
+    assert keys[0] != keys[1]
