@@ -17,7 +17,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import Batch, FedRolex, FedSPU, FjORD, FlexFL, HeteroFL, SubFLOT
+from fedpfl.methods import Batch, FedProto, FedRolex, FedSPU, FjORD, FlexFL, HeteroFL, SubFLOT
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons
 from fedpfl.testing.toy import CPU, tiny
@@ -186,12 +186,17 @@ def test_distillation_is_the_formula(net, federation):
     assert float(loss(0.51)(net.params)) == pytest.approx(1.75 * float(value), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
-def test_a_client_is_judged_on_its_classes_before_it_trains(kind, net, federation):
-    state = make_initial_state(kind(), net, federation.clients, CPU)
+JUDGED = [(HeteroFL(), "labels"), (FedRolex(), "labels"), (FedProto(judge="nearest_own"), "seen")]
+
+
+@pytest.mark.parametrize(("method", "entry"), JUDGED, ids=str)
+def test_a_client_is_judged_on_its_classes_before_it_trains(method, entry, net, federation):
+    state = make_initial_state(method, net, federation.clients, CPU)
+    if entry == "seen":  # by others
+        state.server["seen"].fill_(True)
     for client in EVERYONE:
         labels = federation.y[federation.train[client]].tolist()
-        judged = find_eval_job(kind(), net, federation, state, client).params["labels"]
+        judged = find_eval_job(method, net, federation, state, client).params[entry]
         assert judged.tolist() == [c in labels for c in range(5)]
 
 
