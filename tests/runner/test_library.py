@@ -334,6 +334,9 @@ def test_the_pages_example_runs(tmp_path, monkeypatch):
     runnable = [block.split("```")[0] for block in blocks if "data=(x, y)" not in block]
     lines = "".join(runnable).splitlines(keepends=True)
     source = "".join(line for line in lines if "hospital_07" not in line)
-    source = source.replace("rounds=5", "rounds=1, model='mlp', clients=8, participation=0.2")
+    source = source.replace(
+        "rounds=5",
+        "rounds=1, model='mlp', clients=8, participation=0.2, eval={'finetune_epochs': 1}",
+    )
     source = source.replace("seed=[1, 2, 3]", "seed=[1]")
     exec(compile(source, "docs/library.md", "exec"), {})
