@@ -172,7 +172,7 @@ def _make_header(run: Trained, title: str, score: Values, license: str) -> Recor
 
 
 def list_public_datasets(dataset: Values) -> list[str]:
-    """Name the run's data set for a hub's link; [] for data of the user's own."""
+    """Name the run's data set for a hub's link; [] for a user's own data."""
     name = dataset["name"]
     if name == "hf" and not Path(dataset["path"]).exists():
         return [dataset["path"]]

@@ -150,7 +150,7 @@ def read_search(path: Path) -> Record:
 
 
 def _read_scores(folder: Path, metric: str) -> dict[int, float | None]:
-    """Read the validation score of each round, None without one; the rest is not even read."""
+    """Read each round's validation score, None without one, and no other column."""
     path = folder / "rounds.csv"
     # A run may diverge in its first round.
     text = path.read_text(encoding="utf-8") if path.is_file() else "round\n"

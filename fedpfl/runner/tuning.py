@@ -144,7 +144,7 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
 
 
 def _note_limits(record: Values, lost_count: int) -> list[str]:
-    """Return notes on final runs that were lost, and on values at the end of the space."""
+    """Return notes on lost final runs, and on values at the end of the space."""
     notes = []
     if lost_count:
         notes.append(
