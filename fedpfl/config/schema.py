@@ -11,7 +11,15 @@ from fedpfl.data import Augment, Shift
 from fedpfl.engine import Engine, FineTuning, Local, Stopping, Store
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
+from fedpfl.ground.ranges import (
+    Between,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveProportion,
+    ProportionBelowOne,
+    WholeNumber,
+)
 
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 
@@ -20,13 +28,13 @@ Seed = Annotated[int, Between(0, 2**32 - 1)]
 class Eval(Checked):
     """Say when all clients are judged; see conf/train.yaml."""
 
-    every: Annotated[int, AtLeast(1)]
-    finetune_epochs: Annotated[int, AtLeast(0)] | tuple[Annotated[int, AtLeast(1)], ...]
+    every: Count
+    finetune_epochs: WholeNumber | tuple[Count, ...]
     finetune_every: int
     finetune_part: Literal["all", "head"] | tuple[Literal["all", "head"], ...]
     classes: Literal["all", "own"] = "all"
     common: bool = False
-    horizon: Annotated[float, Above(0)] | None = None
+    horizon: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +71,7 @@ class Eval(Checked):
 class Checkpoint(Checked):
     """Set how often the state is saved and if it is kept; see conf/train.yaml."""
 
-    seconds: Annotated[float, AtLeast(0)]
+    seconds: NonNegative
     keep: bool = True
 
     def is_due(self, since: float, cost: float) -> bool:
@@ -80,11 +88,11 @@ class Settings(Checked):
     """Hold the top level of the configuration."""
 
     seed: Seed
-    rounds: Annotated[int, AtLeast(1)]
-    clients: Annotated[int, AtLeast(1)]
-    participation: Annotated[float, Above(0), AtMost(1)]
-    validation: Annotated[float, AtLeast(0), Below(1)]
-    unseen: Annotated[float, AtLeast(0), Below(1)]
+    rounds: Count
+    clients: Count
+    participation: PositiveProportion
+    validation: ProportionBelowOne
+    unseen: ProportionBelowOne
     unseen_groups: tuple[str, ...]
     task: Literal["classification", "multilabel", "regression", "survival"]
     metrics: tuple[str, ...]

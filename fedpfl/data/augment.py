@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.ranges import AtLeast, Between
+from fedpfl.ground.ranges import Between, WholeNumber
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Augment(Checked):
     """Mirror every other image left to right, at random."""
     rotate: Annotated[float, Between(0, 180)] = 0.0
     """Largest angle in degrees, in both directions; the corners that turn in are black."""
-    crop: Annotated[int, AtLeast(0)] = 0
+    crop: WholeNumber = 0
     """Pixels of border added on each side before an image of the old size is cut out."""
     fill: Literal["black", "mean"] = "black"
     """Colour of the border; mean: zero after normalisation."""

@@ -19,13 +19,20 @@ from fedpfl.data.federation import Federation, find_absent_classes
 from fedpfl.data.partition import Partition
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import AtLeast, AtMost, Below, Between
+from fedpfl.ground.ranges import (
+    AtLeast,
+    AtMost,
+    Between,
+    Count,
+    Proportion,
+    ProportionBelowOne,
+)
 from fedpfl.ground.seeding import Key, hash_key
 
 IMAGES_PER_CHUNK = 1_000
 FEATURES = ("rotation", "colour", "contrast", "blur", "noise")
 """Shifts of images, in the order in which they come."""
-Rounds = tuple[Annotated[int, AtLeast(1)], ...]
+Rounds = tuple[Count, ...]
 
 
 @dataclass(frozen=True)
@@ -37,17 +44,17 @@ class Shift(Checked):
 
     rotation: Annotated[float, Between(0, 360)] = 0.0
     """Degrees, counter-clockwise about the middle; the corners that turn in are black."""
-    noise: Annotated[float, Between(0, 1)] = 0.0
+    noise: Proportion = 0.0
     """Standard deviation of normal noise, of full brightness."""
     blur: Annotated[float, Between(0, 10)] = 0.0
     """Standard deviation of a Gaussian blur, in pixels."""
-    contrast: Annotated[float, Between(0, 1)] = 0.0
+    contrast: Proportion = 0.0
     """Share of the deviations from the channel's mean that is lost."""
     colour: Annotated[float, Between(0, 360)] = 0.0
     """Degrees of the turn of colours about the grey axis."""
     label_permutation: bool = False
     """Permute the names of classes; clusters agree on none, if classes are enough."""
-    label_noise: Annotated[float, AtLeast(0), Below(1)] = 0.0
+    label_noise: ProportionBelowOne = 0.0
     """Share of the training labels that are wrong."""
     label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
     """Wrong labels are any other class, or the next one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from fedpfl.engine.calls import Participation
 from fedpfl.engine.keys import generator
 from fedpfl.engine.state import State
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.ranges import Between
+from fedpfl.ground.ranges import Proportion
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Stopping(Checked):
     """
 
     early: bool = False
-    lam: Annotated[float, Between(0, 1)] = 0.7
+    lam: Proportion = 0.7
 
 
 def update_stopping(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import Count, Positive
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
 from fedpfl.remote import trust
@@ -59,9 +59,9 @@ class FederateSettings(Checked):
     """
 
     share_states: bool = False
-    timeout: Annotated[float, Above(0)] = 600.0
-    minimum: Annotated[int, AtLeast(1)] = 1
-    nodes: Annotated[int, AtLeast(1)] = 4
+    timeout: Positive = 600.0
+    minimum: Count = 1
+    nodes: Count = 4
 
 
 class NoAnswerError(FedpflError):

@@ -14,7 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.checks import describe_fault
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
+from fedpfl.ground.ranges import (
+    AtLeast,
+    AtMost,
+    Count,
+    Positive,
+    PositiveProportion,
+    Proportion,
+    ProportionBelowOne,
+)
 
 DEVICE_STREAM = 3  # numbers of the streams of random numbers
 STRAGGLER_STREAM = 4
@@ -75,17 +83,17 @@ class System(Checked):
     """Describe clients' devices and the handling of slow ones; see conf/system/simulated.yaml."""
 
     profile: str = "phones"
-    speed: Annotated[float, Above(0)] | None = None
-    down: Annotated[float, Above(0)] | None = None
-    up: Annotated[float, Above(0)] | None = None
+    speed: Positive | None = None
+    down: Positive | None = None
+    up: Positive | None = None
     spread: Annotated[float, AtLeast(0), AtMost(5)] | None = None
-    availability: Annotated[float, Above(0), AtMost(1)] | None = None
-    deadline: Annotated[float, Above(0)] | None = None
+    availability: PositiveProportion | None = None
+    deadline: Positive | None = None
     late: Literal["drop", "partial"] = "drop"
     over: Annotated[float, AtLeast(1)] = 1.0
-    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.0
-    stragglers: Annotated[float, Between(0, 1)] = 0.0
-    least: Annotated[int, AtLeast(1)] = 1
+    dropout: ProportionBelowOne = 0.0
+    stragglers: Proportion = 0.0
+    least: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

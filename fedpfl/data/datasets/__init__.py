@@ -27,7 +27,7 @@ from fedpfl.data.datasets.shared.samples import (
 )
 from fedpfl.data.datasets.shared.source import AbsentFiles, Source, error_line
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import Above, Between
+from fedpfl.ground.ranges import Between, Positive
 from fedpfl.ground.tasks import CLASSIFICATION, TASKS
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     data_dir: Path,
     *,
     mean: Sequence[float] | None = None,
-    std: Sequence[Annotated[float, Above(0)]] | None = None,
+    std: Sequence[Positive] | None = None,
     classes: Annotated[int, Between(1, MAX_CLASSES)] | None = None,
     only: tuple[Annotated[int, Between(0, MAX_CLASSES - 1)] | str, ...] | None = None,
     path: Path | None = None,

@@ -11,7 +11,7 @@ import numpy as np
 from fedpfl.data.datasets.shared.samples import Raw, merge_parts
 from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetch_file
 from fedpfl.data.datasets.shared.words import encode_words, number_words, split_words
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import AtLeast, Count
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {
@@ -24,7 +24,7 @@ PLACE = "ag_news_csv/train.csv and ag_news_csv/test.csv"
 def ag_news(
     source: Source,
     vocabulary: Annotated[int, AtLeast(3)] = 20_000,
-    length: Annotated[int, AtLeast(1)] = 64,
+    length: Count = 64,
 ) -> Raw:
     """Read title and description (Zhang et al. 2015), training then test, int32 `[length]`.
 

@@ -24,7 +24,7 @@ from fedpfl.data.datasets.shared.source import Source, error_line
 from fedpfl.data.datasets.shared.texts import require_values, to_texts
 from fedpfl.data.datasets.shared.words import encode_texts
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import AtLeast, Count
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 
 VOCABULARY = 20_000
@@ -43,7 +43,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     subset: str | None = None,
     size: Side | None = None,
     vocabulary: Annotated[int, AtLeast(3)] = VOCABULARY,
-    length: Annotated[int, AtLeast(1)] = LENGTH,
+    length: Count = LENGTH,
     categories: tuple[str, ...] | None = None,
     missing: Missing = "refuse",
     task: Task = CLASSIFICATION,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from fedpfl.data.partition.common import (
     split_clients,
 )
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import WholeNumber
 
 
 def groups(
@@ -185,7 +184,7 @@ def fixed_dirichlet(
     test_from: int | None = None,
     alpha: Alpha,
     train_samples: PositiveInt = 500,
-    test_samples: Annotated[int, AtLeast(0)] = 100,
+    test_samples: WholeNumber = 100,
 ) -> Partition:
     """Deal equal sizes, by one draw of class proportions q per client.
 

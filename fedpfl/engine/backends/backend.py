@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -23,7 +23,7 @@ from fedpfl.engine.state import State
 from fedpfl.engine.training.forms import require_unchanged, tensor_versions
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import WholeNumber
 from fedpfl.models import Net
 
 
@@ -44,9 +44,9 @@ class Engine(Checked):
     """
 
     backend: Literal["auto", "loop", "batched"] = "auto"
-    workers: Annotated[int, AtLeast(0)] = 0
+    workers: WholeNumber = 0
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    width: Annotated[int, AtLeast(0)] = 0
+    width: WholeNumber = 0
     graphs: bool = True
     shortcuts: bool = True
 

@@ -9,10 +9,17 @@ from typing import Annotated, Any, Literal
 import torch
 
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
+from fedpfl.ground.ranges import (
+    AtLeast,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveProportion,
+    ProportionBelowOne,
+)
 from fedpfl.methods import Phase
 
-Beta = Annotated[float, AtLeast(0), Below(1)]
+Beta = ProportionBelowOne
 
 
 @dataclass(frozen=True)
@@ -32,25 +39,25 @@ class Local(Checked):
             0 after the last round.
     """
 
-    epochs: Annotated[int, AtLeast(1)] | None
+    epochs: Count | None
     batch_size: Annotated[int, AtLeast(2)]  # one-sample batches are skipped
-    lr: Annotated[float, Above(0)]
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0
+    lr: Positive
+    momentum: ProportionBelowOne = 0.0
     """Of sgd, as is `nesterov`."""
-    weight_decay: Annotated[float, AtLeast(0)] = 0.0
-    clip: Annotated[float, AtLeast(0)] = 0.0
+    weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0
     """Norm to which a client's gradient is scaled down, before weight decay; 0: never."""
-    steps: Annotated[int, AtLeast(1)] | None = None
+    steps: Count | None = None
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     nesterov: bool = False
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Of adam and adamw, as is `eps`."""
-    eps: Annotated[float, Above(0)] = 1e-8
-    decay: Annotated[float, Above(0), AtMost(1)] | Literal["cosine"] = 1.0
+    eps: Positive = 1e-8
+    decay: PositiveProportion | Literal["cosine"] = 1.0
     """Factor of lr after every `decay_every` rounds, or half a cosine wave from lr down to 0 after
     the last round.
     """
-    decay_every: Annotated[int, AtLeast(1)] = 1
+    decay_every: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedpfl.data.datasets.shared.source import (
     require_count,
 )
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.ranges import Count
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,7 +30,7 @@ OWN_SUFFIXES = (*IMAGE_SUFFIXES, ".webp", ".tif", ".tiff", ".bmp")
 GREY_MODES = ("1", "L", "LA")
 DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes of images that have more than 8 bits a pixel, such as many X-rays."""
-Side = Annotated[int, AtLeast(1)]  # pixels each way, of all images
+Side = Count  # pixels each way, of all images
 
 
 def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw:
