@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import Above, AtMost, Count, ProportionBelowOne
+from fedpfl.ground.ranges import Above, AtMost
 
 SPLITS = ("train", "test", "validation")
 Indices = np.ndarray  # int64 [samples of one client]
 Generator = np.random.Generator | np.random.RandomState
 Alpha = Annotated[float, Above(0), AtMost(10**6)]  # iid is the limit of large alpha
-PositiveInt = Count
-Fraction = ProportionBelowOne
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,18 @@ import numpy as np
 
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.texts import SPLIT_NAMES
-from fedpfl.data.partition.common import SPLITS, Fraction, Indices, Partition, split_clients
+from fedpfl.data.partition.common import SPLITS, Indices, Partition, split_clients
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.ranges import ProportionBelowOne
 
 
 def file(
-    y: np.ndarray, clients: int, seed: int, *, path: Path | str, test_fraction: Fraction = 0.25
+    y: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    path: Path | str,
+    test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
     """Deal samples by a file of their indices in the data set: a run's partition.npz, or JSON.
 

@@ -9,17 +9,15 @@ import numpy as np
 
 from fedpfl.data.partition.common import (
     Alpha,
-    Fraction,
     Indices,
     Partition,
-    PositiveInt,
     deal_shards,
     indices_by_class,
     make_site_generator,
     split_clients,
 )
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import WholeNumber
+from fedpfl.ground.ranges import Count, ProportionBelowOne, WholeNumber
 
 
 def groups(
@@ -29,10 +27,10 @@ def groups(
     *,
     groups: np.ndarray | None = None,
     group_names: Sequence[str] = (),
-    min_samples: PositiveInt = 1,
-    samples_per_client: PositiveInt | None = None,
+    min_samples: Count = 1,
+    samples_per_client: Count | None = None,
     test_from: int | None = None,
-    test_fraction: Fraction | None = 0.25,
+    test_fraction: ProportionBelowOne | None = 0.25,
     by_name: bool = False,
 ) -> Partition:
     """Make natural clients: each is one group, or an equal random part of one.
@@ -87,7 +85,7 @@ def groups(
 
 
 def _choose_groups(
-    groups: np.ndarray, clients: int, min_samples: PositiveInt, rng: np.random.Generator
+    groups: np.ndarray, clients: int, min_samples: Count, rng: np.random.Generator
 ) -> dict[int, Indices]:
     """Return samples, by their numbers, of the groups that clients are made of.
 
@@ -126,10 +124,10 @@ def shuffled_shards(
     seed: int,
     *,
     test_from: int | None = None,
-    classes_per_client: PositiveInt,
-    samples_per_client: PositiveInt | None = None,
-    test_samples_per_client: PositiveInt | None = None,
-    test_fraction: Fraction | None = None,
+    classes_per_client: Count,
+    samples_per_client: Count | None = None,
+    test_samples_per_client: Count | None = None,
+    test_fraction: ProportionBelowOne | None = None,
 ) -> Partition:
     """Make the pathological split with classes dealt at random, training and test part alike.
 
@@ -183,7 +181,7 @@ def fixed_dirichlet(
     *,
     test_from: int | None = None,
     alpha: Alpha,
-    train_samples: PositiveInt = 500,
+    train_samples: Count = 500,
     test_samples: WholeNumber = 100,
 ) -> Partition:
     """Deal equal sizes, by one draw of class proportions q per client.

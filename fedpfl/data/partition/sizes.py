@@ -10,10 +10,8 @@ import numpy as np
 
 from fedpfl.data.partition.common import (
     Alpha,
-    Fraction,
     Indices,
     Partition,
-    PositiveInt,
     deal_by_proportions,
     deal_classes,
     list_classes,
@@ -21,7 +19,7 @@ from fedpfl.data.partition.common import (
     split_clients,
 )
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.ranges import AtLeast, AtMost
+from fedpfl.ground.ranges import AtLeast, AtMost, Count, ProportionBelowOne
 
 Spread = Annotated[float, AtLeast(0), AtMost(100)]
 
@@ -34,8 +32,8 @@ def quantity(
     sizes: Literal["lognormal", "power"] = "lognormal",
     spread: Spread = 1.0,
     alpha: Alpha | None = None,
-    min_samples: PositiveInt = 10,
-    test_fraction: Fraction = 0.25,
+    min_samples: Count = 10,
+    test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
     """Give clients unequal numbers of samples, beside any skew of labels.
 
@@ -82,11 +80,11 @@ def extended_dirichlet(
     clients: int,
     seed: int,
     *,
-    classes_per_client: PositiveInt = 2,
+    classes_per_client: Count = 2,
     alpha: Alpha = 1.0,
-    min_samples: PositiveInt = 10,
-    max_attempts: PositiveInt = 1000,
-    test_fraction: Fraction = 0.25,
+    min_samples: Count = 10,
+    max_attempts: Count = 1000,
+    test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
     """Deal each client C classes, and cut each class by Dir(alpha) over its holders.
 

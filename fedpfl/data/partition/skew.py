@@ -8,11 +8,9 @@ import numpy as np
 
 from fedpfl.data.partition.common import (
     Alpha,
-    Fraction,
     Generator,
     Indices,
     Partition,
-    PositiveInt,
     deal_by_proportions,
     deal_classes,
     deal_shards,
@@ -22,6 +20,7 @@ from fedpfl.data.partition.common import (
     split_clients,
 )
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import Count, ProportionBelowOne
 
 
 def dirichlet(
@@ -30,9 +29,9 @@ def dirichlet(
     seed: int,
     *,
     alpha: Alpha,
-    min_samples: PositiveInt = 10,
-    samples_per_client: PositiveInt | None = None,
-    test_fraction: Fraction = 0.25,
+    min_samples: Count = 10,
+    samples_per_client: Count | None = None,
+    test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
     """Skew labels by Dir(alpha), drawn once and repaired, so that it always ends.
 
@@ -77,9 +76,9 @@ def published(
     seed: int,
     *,
     alpha: Alpha,
-    min_samples: PositiveInt = 10,
-    max_attempts: PositiveInt = 1000,
-    test_fraction: Fraction = 0.25,
+    min_samples: Count = 10,
+    max_attempts: Count = 1000,
+    test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
     """Repeat the split of the published FedOBP numbers, index for index.
 
@@ -109,8 +108,8 @@ def iid(
     clients: int,
     seed: int,
     *,
-    samples_per_client: PositiveInt | None = None,
-    test_fraction: Fraction = 0.25,
+    samples_per_client: Count | None = None,
+    test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
     """Cut a random permutation into parts of `samples_per_client`, or of nearly equal sizes.
 
@@ -132,9 +131,9 @@ def shards(
     clients: int,
     seed: int,
     *,
-    classes_per_client: PositiveInt,
-    samples_per_client: PositiveInt | None = None,
-    test_fraction: Fraction = 0.25,
+    classes_per_client: Count,
+    samples_per_client: Count | None = None,
+    test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
     """Make the pathological split: each client holds a shard of `classes_per_client` classes.
 
