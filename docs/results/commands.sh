@@ -164,3 +164,13 @@ python -m benchmarks pretrain data_dir=DIR
 python -m fedpfl.train experiment=adapters/cifar100 data_dir=DIR
 python -m fedpfl.train experiment=adapters/cifar100 method=fedavg adapter=none local.lr=0.1 data_dir=DIR
 python -m fedpfl.train experiment=adapters/cifar100 method=fedavg adapter=head local.lr=1 data_dir=DIR
+
+# ---- Hostile clients, and a shifting world (docs/robustness.md, docs/shift.md)
+python -m fedpfl.train -m hydra/launcher=lockstep engine=batched seed=1,2,3 dataset=fmnist model=mlp model.hidden=[64] \
+    clients=100 partition.samples_per_client=120 rounds=40 local.epochs=1 local.batch_size=16 local.lr=0.05 \
+    eval.every=40 eval.finetune_epochs=1 eval.finetune_every=40 attack=backdoor,replacement attack.size=5 \
+    attack.share=0.2 method=fedavg,local_only,fedper,ditto,fedala,fedobp,knn_per
+python -m fedpfl.train -m hydra/launcher=lockstep engine=batched seed=1,2,3 dataset=fmnist model=mlp model.hidden=[64] \
+    clients=100 partition.samples_per_client=120 rounds=40 local.epochs=1 local.batch_size=16 local.lr=0.05 \
+    eval.every=5 eval.finetune_epochs=1 eval.finetune_every=40 shift=rotation shift.at=[20] \
+    method=fedavg,local_only,fedper,ditto,fedala,fedobp,knn_per
