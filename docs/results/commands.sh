@@ -174,3 +174,8 @@ python -m fedpfl.train -m hydra/launcher=lockstep engine=batched seed=1,2,3 data
     clients=100 partition.samples_per_client=120 rounds=40 local.epochs=1 local.batch_size=16 local.lr=0.05 \
     eval.every=5 eval.finetune_epochs=1 eval.finetune_every=40 shift=rotation shift.at=[20] \
     method=fedavg,local_only,fedper,ditto,fedala,fedobp,knn_per
+
+# ---- What privacy costs (docs/privacy.md)
+python -m fedpfl.train -m method=fedper,ditto dataset=fmnist model=mlp model.hidden=[32] clients=30 partition.alpha=0.3 partition.samples_per_client=600 \
+    participation=0.5 rounds=20 local.epochs=1 local.lr=0.1 \
+    eval.every=20 privacy=sample privacy.epsilon=2,8
