@@ -1,4 +1,4 @@
-"""Find columns that one site seems to hold in another unit than all others."""
+"""Find columns that one site seems to hold in another unit than every other site."""
 
 from __future__ import annotations
 

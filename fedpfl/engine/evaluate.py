@@ -102,7 +102,7 @@ def scores_per_client(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, 
 
 
 def _score_intervals(counts: Counts, task: Task) -> dict[str, Tensor]:
-    """Return the ends of 95 % intervals of each client's own score, as far as they are known."""
+    """Return the ends of the 95 % interval of each client's score, where known."""
     names = _interval_names(task)
     if task is not CLASSIFICATION:
         return {name: counts.measures[name] for name in names if name in counts.measures}

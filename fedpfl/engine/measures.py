@@ -258,7 +258,7 @@ LABEL_MEASURES = {"auroc": _mean_label_auroc, "f1": _mean_label_f1}
 
 
 def _resample_score(outputs: Tensor, y: Tensor, task: Task) -> dict[str, Tensor]:
-    """Return the ends of the score's 95 % interval as columns have it, by the bootstrap."""
+    """Return the ends of the score's 95 % interval by the bootstrap."""
     count = len(y)
     scores = torch.full((1,), torch.nan, dtype=torch.float64)
     if count:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -118,6 +118,16 @@ class Parts:
         return tuple(name for layer in self.layers for name in layer if name not in head)
 
 
+def _find_last_linear(modules: Mapping[str, nn.Module], owners: Collection[str]) -> tuple[str, int]:
+    """Return the name of the last linear layer that is trained, and its width."""
+    last = ("", 0)
+    for name, layer in modules.items():
+        is_trained = name in owners or hasattr(layer, "parametrizations")
+        if isinstance(layer, nn.Linear) and is_trained:
+            last = (name, layer.out_features)
+    return last
+
+
 def find_parts(
     module: nn.Module,
     head_layer: str | None = None,
@@ -145,12 +155,7 @@ def find_parts(
         return tuple(entry for entry, owner in owners.items() if isinstance(modules[owner], kind))
 
     # ---- The head: the layer's own parameters, and those it shares under their first names.
-    widths = {"": 0}  # of linear layers
-    for owner, layer in modules.items():
-        is_trained = owner in owners.values() or hasattr(layer, "parametrizations")
-        if isinstance(layer, nn.Linear) and is_trained:
-            widths[owner] = layer.out_features
-    name, width = list(widths.items())[-1]
+    name, width = _find_last_linear(modules, {*owners.values()})
     if head_layer is not None:
         name = head_layer
     prefix = f"{name}." if name else ""

@@ -108,7 +108,7 @@ def choose_nearest(
 
 
 def keep_nearest(groups: Sequence[Group], key: Callable[[Group], Any]) -> tuple[list[Group], str]:
-    """Return the nearest group of each key, and a note on groups left out and unfinished."""
+    """Return the nearest group of each key, and a note on the rest."""
     kept_groups = choose_nearest(groups, key)
     notes = []
     if len(kept_groups) < len(groups):

@@ -330,7 +330,7 @@ def agree_on_sites(sites: Sequence[SiteFacts], task: Task = CLASSIFICATION) -> A
 
 
 class SiteSums(Message):
-    """The exact sums of a site's training samples by channel, of their squares, and their number."""
+    """The exact sums of a site's training samples and squares by channel."""
 
     key: dict[str, Any]
     sums: list[Annotated[list[int], Field(min_length=3, max_length=3)]]

@@ -138,7 +138,7 @@ def hierarchical_interval(
 def half_width_over_clients(
     values_by_seed: Sequence[np.ndarray], is_of_worst: bool, interval: str
 ) -> float:
-    """Return half the interval of clients' mean or of their worst tenth, or nan without any.
+    """Return half the interval of clients' mean or worst tenth, nan without any.
 
     Args:
         values_by_seed: the clients' values of each seed.
@@ -208,16 +208,16 @@ def number_groups(scores: Sequence[SeedScore]) -> list[int]:
 
 
 def describe_parting(names: Sequence[str], gap: float, deviation: float) -> str:
-    """Say how many seeds would part the first two methods.
+    """Describe the seeds that would part the first two methods.
 
     Args:
         names: of the two.
         gap: the difference of their means.
         deviation: of their difference over seeds.
     """
-    told = f"{names[0]} and {names[1]}, the first two, differ by {abs(gap):.3g}"
+    text = f"{names[0]} and {names[1]}, the first two, differ by {abs(gap):.3g}"
     if not deviation > 0:
-        return f"{told}, without a spread over seeds to tell how many would part them."
+        return f"{text}, without a spread over seeds to tell how many would part them."
     needed = count_needed_pairs(gap / deviation) or f"more than {MOST_SEEDS}"
-    told += f" with a deviation of {deviation:.3g}"
-    return f"{told}: {needed} seeds would part them ({POWER:.0%} power)."
+    text += f" with a deviation of {deviation:.3g}"
+    return f"{text}: {needed} seeds would part them ({POWER:.0%} power)."

@@ -165,7 +165,7 @@ def rank_tables(
 
 
 def _describe_first_two(result: MethodRanks, ranked: pd.DataFrame) -> str:
-    """Say how many seeds would part the first two methods, by means over blocks."""
+    """Describe the seeds that would part the first two methods, by means over blocks."""
     names = [*result.ranks][:2]
     rows = ranked.set_index("label").loc[names, "seeds"]
     # Seeds that both have in every block.
@@ -176,12 +176,12 @@ def _describe_first_two(result: MethodRanks, ranked: pd.DataFrame) -> str:
 
 
 def _name_groups(result: MethodRanks) -> list[str]:
-    """Name the groups that each method belongs to; methods of one group are not told apart."""
+    """Name each method's groups; methods of one group are not told apart."""
     numbers: list[list[str]] = [[] for _ in result.ranks]
     for number, (start, last) in enumerate(find_groups(result), start=1):
-        for own in numbers[start : last + 1]:
-            own.append(str(number))
-    return [", ".join(own) for own in numbers]
+        for group_numbers in numbers[start : last + 1]:
+            group_numbers.append(str(number))
+    return [", ".join(group_numbers) for group_numbers in numbers]
 
 
 def drop_gaps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

@@ -239,7 +239,7 @@ class Models(ABC):
                 answer = backend.run_one(replace(call, tuning=tuning, wants_models=True))
             finally:
                 torch.set_num_threads(threads)  # a backend sets its own
-            self._tuned_models.clear()  # the last one alone is kept, which an export asks for thrice
+            self._tuned_models.clear()  # an export asks for the last one thrice
             self._tuned_models[key] = tree.take(answer["model"], 0)
         return self._tuned_models[key]
 

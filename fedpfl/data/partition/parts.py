@@ -39,7 +39,7 @@ def groups(
     of fewer than `min_samples` are left out; the rest come in order, clients / groups clients
     each, or as many as there are clients, drawn at random. With `samples_per_client` each client
     keeps that many. test_fraction None: a client is tested on its samples of the original test
-    part. by_name: what a client holds follows from its group's name and samples and the seed
+    part. by_name: a client's samples follow from its group's name and samples and the seed
     alone; else groups are dealt one after the other, as all were before 0.3.0.
 
     Raises:

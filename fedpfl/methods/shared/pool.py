@@ -57,7 +57,7 @@ def sum_models(
     weigh: Callable[[Tree], Tensor],
     names: Collection[str],
 ) -> tuple[Tree, Tensor]:
-    """Return for each client of a cohort the pool's weighted sum of models, and the sum of weights.
+    """Return the pool's weighted sums of models for each client, and its sums of weights.
 
     Both are float64: the order of the sums hardly matters.
 

@@ -11,7 +11,7 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class PrivateModel(Method):
-    """Train v, which is drawn to the w received and never leaves the client, beside w.
+    """Train v beside w: it is drawn to w and never leaves the client.
 
     A method's fields are `lam`, the strength of the pull, and `cold_start`: whether the first v is
     the `initial` model or the `global` one.

@@ -26,7 +26,7 @@ class ChannelSums(NamedTuple):
     Attributes:
         values: Sum of the values, in units of 1 for pixels, of 2^-149 for floats.
         squares: Sum of their squares, in the square of that unit.
-        number: How many values there are; NaN is none.
+        number: How many values there are, without NaN.
     """
 
     values: int = 0
