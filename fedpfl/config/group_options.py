@@ -11,6 +11,7 @@ from fedpfl.config.schema import SCHEMAS, ModelOptions, PartitionOptions, Settin
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.ground.records import Record, Values
 from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, MODELS
 from fedpfl.privacy import PRIVACIES
@@ -30,7 +31,7 @@ class Choice:
     """
 
     name: str
-    options: dict[str, Any]
+    options: Record
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Group:
     """
 
     common: tuple[Callable[..., Any], ...] = ()
-    registry: Mapping[str, Any] = field(default_factory=dict)
+    registry: Values = field(default_factory=dict)
     supplied: tuple[str, ...] = ()
     is_built: bool = True
 
@@ -115,7 +116,7 @@ def read_group(group: str, values: Any) -> Any:
         raise FedpflError(f"{group}.{error}" if group else str(error)) from None
 
 
-def read_dataset(config: Mapping[str, Any]) -> Choice:
+def read_dataset(config: Values) -> Choice:
     """Read the data set, with what other keys say of its samples. Raises as `read_group`."""
     choice = read_group("dataset", config["dataset"])
     choice.options["name"] = choice.name
@@ -124,14 +125,14 @@ def read_dataset(config: Mapping[str, Any]) -> Choice:
     return choice
 
 
-def read_loggers(values: Mapping[str, Any]) -> dict[str, Any]:
+def read_loggers(values: Values) -> Record:
     """Read the options of each logger, by name. Raises as `read_group`.
 
     Those of W&B lie beside `name`, all else below the logger's name, so that `logger=[wandb,mlflow]`
     has both.
     """
     own_values = {"name": "none", **values}
-    options: dict[str, Any] = {}
+    options: Record = {}
     for name in ("mlflow", "tensorboard"):
         if name in own_values:
             options[name] = read_group(f"logger.{name}", own_values.pop(name))

@@ -17,6 +17,7 @@ from fedpfl.config.group_options import READ_GROUPS, Group
 from fedpfl.config.messages import HIDDEN_KEYS
 from fedpfl.config.run_location import register_resolver
 from fedpfl.ground.casting import describe_limits, schema_annotations
+from fedpfl.ground.records import Record
 
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = (
@@ -76,10 +77,10 @@ def _read_comments(file: Path) -> dict[str, str]:
     return comments
 
 
-def _describe_keys(group: str, values: dict[str, Any], comments: dict[str, str]) -> list[str]:
+def _describe_keys(group: str, values: Record, comments: dict[str, str]) -> list[str]:
     """Return a line about each key of a group."""
     described = READ_GROUPS.get(group, Group())
-    annotations: dict[str, Any] = {}
+    annotations: Record = {}
     for taker in (*described.common, described.registry.get(str(values.get("name")))):
         annotations |= schema_annotations(taker) if taker else {}
     lines = []

@@ -14,6 +14,7 @@ from fedpfl.config.choices import GROUPS, list_choices
 from fedpfl.config.overrides import quote_word
 from fedpfl.ground.dotted import flatten_keys, get_dotted
 from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean
+from fedpfl.ground.records import Values
 
 NOISE = ("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See http")
 """Beginnings of lines in messages of Hydra and OmegaConf that help no user."""
@@ -69,7 +70,7 @@ def name_source_key(message: str, cfg: DictConfig) -> str:
     return f"{interpolation[1]}{space}{explanation}" if interpolation else message
 
 
-def describe_choice(choice: Mapping[str, Any]) -> str:
+def describe_choice(choice: Values) -> str:
     """Return a group's choice for people: `dirichlet (alpha=0.1, min_samples=10)`."""
     values = ", ".join(
         f"{key}={value}"

@@ -32,6 +32,7 @@ from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.
 from fedpfl.config.composition import SEARCHPATH, CachingLoader
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record
 from fedpfl.ground.words import check_words
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
@@ -107,7 +108,7 @@ def compose_single_run(run_words: Sequence[str]) -> DictConfig:
     return compose_config(all_words) if experiment_words else cfg
 
 
-def expand_sweep(run_words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
+def expand_sweep(run_words: Sequence[str]) -> list[tuple[list[str], Record]]:
     """Return the words of each run of a sweep, and its swept values by key.
 
     They are those that `-m` makes. Raises what Hydra and OmegaConf do.

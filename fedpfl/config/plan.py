@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -26,6 +25,7 @@ from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.identity import identity
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import SURVIVAL, TASKS, Task, require_classification
 from fedpfl.methods import SEES, Method
 from fedpfl.privacy import Privacy, SamplePrivacy
@@ -63,8 +63,8 @@ class Plan:
     partition: Choice
     model: Choice
     adapter: Choice
-    loggers: dict[str, Any]
-    config: dict[str, Any]
+    loggers: Record
+    config: Record
     identity: str
 
     @property
@@ -83,7 +83,7 @@ def check_config(cfg: DictConfig) -> Plan:
     return plan
 
 
-def _make_plan(config: dict[str, Any]) -> Plan:
+def _make_plan(config: Record) -> Plan:
     """Check a resolved configuration, group by group."""
     # ---- Step 1: plugins, which add choices.
     settings = read_group("", {key: config[key] for key in config if key not in GROUPS})

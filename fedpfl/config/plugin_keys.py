@@ -11,11 +11,12 @@ from typing import Any
 
 from fedpfl.ground.checks import VARIADIC
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record
 
 
 def read_defaults(
     value: Callable[..., Any], supplied: Collection[str], reserved: Collection[str]
-) -> dict[str, Any]:
+) -> Record:
     """Return the defaults of the keys that a class or function has.
 
     An argument is no key and keeps its default if a configuration cannot hold the default, such as
@@ -31,7 +32,7 @@ def read_defaults(
     """
     # A dataclass's signature shows what makes a default, not the default.
     fields = getattr(value, "__dataclass_fields__", {})
-    defaults: dict[str, Any] = {}
+    defaults: Record = {}
     for key, parameter in inspect.signature(value).parameters.items():
         if key in supplied or parameter.kind in VARIADIC:
             continue

@@ -24,6 +24,7 @@ from fedpfl.data import datasets, partition
 from fedpfl.engine.measures import PLUGIN_MEASURES
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.records import Record
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
@@ -43,7 +44,7 @@ class Kind(NamedTuple):
     """
 
     group: str
-    registry: dict[str, Any]
+    registry: Record
     supplied: tuple[str, ...] = ()
     common: Mapping[str, Any] = {}
     reserved: frozenset[str] = frozenset({"name"})
@@ -88,7 +89,7 @@ LIMITS = "limits"
 
 Other values would make the method another one.
 """
-SPACES: dict[str, dict[str, Any]] = {}
+SPACES: dict[str, Record] = {}
 """What `tune` searches of the methods that plugins add: Hydra's sweeps by key."""
 
 _loaded_files: dict[Path, LoadedPlugin] = {}

@@ -14,9 +14,10 @@ from fedpfl.config.messages import format_error
 from fedpfl.config.schema import SETTINGS
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 
 
-def resolve_config(cfg: DictConfig) -> dict[str, Any]:
+def resolve_config(cfg: DictConfig) -> Record:
     """Return the configuration as plain values, its optional groups written into the method.
 
     Raises:
@@ -50,21 +51,21 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     return config
 
 
-def _resolve_values(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+def _resolve_values(cfg: DictConfig) -> tuple[Record, Record]:
     """Return the configuration as plain values, and its optional groups as they stand there.
 
     Raises:
         FedpflError: Something is missing.
         OmegaConfBaseException: An interpolation leads nowhere.
     """
-    unresolved: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+    unresolved: Record = OmegaConf.to_container(cfg)  # type: ignore[assignment]
     unresolved.pop("hydra", None)
     if missing := [key for key, value in flatten_keys(unresolved) if _is_missing(value)]:
         raise _missing_value_error(min(missing))
     # The method has their values by now. A group is not looked up where the user sets method.q.
     optional_groups = {key: unresolved.pop(key, None) for key in OPTIONAL_GROUPS}
     chosen_groups = {key: value for key, value in optional_groups.items() if value is not None}
-    config: dict[str, Any] = {}
+    config: Record = {}
     for key in unresolved:
         part = cfg[key]
         is_group = OmegaConf.is_config(part)
@@ -81,7 +82,7 @@ def _missing_value_error(key: str) -> FedpflError:
     return FedpflError(f"{key} has no value; set it with {key}=...")
 
 
-def escape_interpolations(config: Mapping[str, Any]) -> DictConfig:
+def escape_interpolations(config: Values) -> DictConfig:
     """Return a configuration of these very values.
 
     Interpolations in the values are plain text.

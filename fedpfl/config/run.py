@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedpfl.data.heterogeneity import Heterogeneity
 from fedpfl.engine import Clock
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import SURVIVAL
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
@@ -234,7 +235,7 @@ def _digest_data(
     return fingerprint_sequence(read_parts), fingerprint_sequence(split_parts)
 
 
-def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, Any]) -> Net:
+def _build_net(plan: Plan, federation: Federation, model_options: Values) -> Net:
     """Build the network, and tell it of clients and rounds."""
     net = models.build_network(
         plan.model.name,

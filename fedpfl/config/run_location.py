@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
 
@@ -13,6 +11,7 @@ from fedpfl.config.plan import Plan, check_config
 from fedpfl.config.resolvers import choice_folder
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
+from fedpfl.ground.records import Values
 
 INVALID = "no-run-of-these-settings"
 """Where a run would lie whose configuration is refused."""
@@ -34,7 +33,7 @@ def plan_run(cfg: DictConfig, path: Path) -> Plan:
     return plan
 
 
-def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
+def run_subdir(config: Values, experiment: str | None, debug: str | None = None) -> str:
     """Return where a run belongs below outputs/: `<folder>/<method>/<key>/seed<k>`.
 
     The folder is the experiment's, an experiment's name that is in none, or else the data set;

@@ -19,6 +19,7 @@ from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_h
 from fedpfl.data.partition import Partition
 from fedpfl.data.partition.common import make_site_generator
 from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION, Task, find_task
 
 # Streams of random numbers beside the partition's, which has the seed alone.
@@ -248,7 +249,7 @@ class Federation:
 
     def pool_samples(self, client: int) -> Federation:
         """Give the samples of all clients to one of them, which stands for all."""
-        pooled: dict[str, Any] = {}
+        pooled: Record = {}
         for split in ("train", "test", "validation"):
             indices = [*getattr(self, split)]
             if indices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fedpfl.engine.state import State
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground import tree
+from fedpfl.ground.records import Record
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Method, Turn
@@ -152,7 +153,7 @@ class EvalCall:
 
 Call = TrainCall | EvalCall
 AnyCall = TypeVar("AnyCall", bound=Call)
-Answer = Participation | dict[str, Any] | Exception
+Answer = Participation | Record | Exception
 
 
 def select_clients(call: AnyCall, positions: Sequence[int]) -> AnyCall:

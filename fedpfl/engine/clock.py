@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from fedpfl.engine.round import (
 from fedpfl.engine.state import State
 from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
+from fedpfl.ground.records import Record
 from fedpfl.system import Device, System
 
 TENTHS = 10
@@ -79,7 +79,7 @@ MeasureLoads = Callable[[list[int], tuple[Local, ...]], list[ClientLoad]]
 
 def play_timed_round(
     clock: Clock, size: int, setup: RoundSetup, state: State, cohort: list[int]
-) -> tuple[State, Outcome, dict[str, Any]]:
+) -> tuple[State, Outcome, Record]:
     """Play the next round with those of a cohort that come through. Takes ownership of `state`.
 
     Args:

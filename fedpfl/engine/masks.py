@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
+from fedpfl.ground.records import Record
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 
@@ -19,7 +18,7 @@ EXACT = 2**24
 """Up to which number float32 counts exactly."""
 
 
-def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
+def compare_masks(method: Method, state: State) -> Record | None:
     """Compare the masks of the clients that took part.
 
     Returns:
@@ -44,7 +43,7 @@ def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
     return {"clients": clients, "tensors": tensors}
 
 
-def _count_shared_entries(mask: Tensor) -> dict[str, Any]:
+def _count_shared_entries(mask: Tensor) -> Record:
     """Return the counts in masks.json of one tensor's masks, `[clients, entries]`."""
     clients, entries = mask.shape
     counts = torch.zeros(clients + 1, dtype=torch.int64)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record
 from fedpfl.ground.tree import Entries, Tree
 
 SPARE = 8  # one of so many rows may stand empty
@@ -190,14 +191,14 @@ class Rows:
         if targets:
             torch._foreach_copy_(targets, values)
 
-    def saved(self) -> list[dict[str, Any]]:
+    def saved(self) -> list[Record]:
         """Return the written rows as `load_` takes them: blocks, with their clients as `who`."""
         return [
             {"who": torch.tensor(block.clients), **tree.take(block.rows, slice(len(block.clients)))}
             for block in self._blocks
         ]
 
-    def load_(self, saved: Sequence[dict[str, Any]]) -> None:
+    def load_(self, saved: Sequence[Record]) -> None:
         """Write rows that were `saved`."""
         for block in saved:
             self.put_(block["who"].tolist(), tree.drop(block, ["who"]))

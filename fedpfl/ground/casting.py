@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import SchemaError
 
 from fedpfl.ground.ranges import describe_range
+from fedpfl.ground.records import Record
 
 LIST_TYPES = (tuple, list, Sequence)
 UNION_TYPES = (Union, types.UnionType)
@@ -59,7 +60,7 @@ class Checked:
 
 
 @cache
-def schema_annotations(schema: Any) -> dict[str, Any]:
+def schema_annotations(schema: Any) -> Record:
     """Return the annotations of a dataclass's fields or of a callable's arguments.
 
     One that cannot be evaluated, such as a class imported for type checkers alone, is Any.
@@ -85,9 +86,9 @@ def _find_function(schema: Any) -> Any:
     return schema if inspect.isroutine(schema) else type(schema).__call__
 
 
-def _evaluate_annotations(owner: Any) -> dict[str, Any]:
+def _evaluate_annotations(owner: Any) -> Record:
     """Return a class's or function's annotations, with Any for names that are not imported."""
-    unknown_names: dict[str, Any] = {}
+    unknown_names: Record = {}
     while True:
         try:
             return get_type_hints(owner, None, unknown_names, include_extras=True)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from fedpfl.ground.casting import cast_value, schema_annotations
 from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, did_you_mean
+from fedpfl.ground.records import Record, Values
 
 SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_normal)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -43,7 +44,7 @@ def checked_arguments(
     values: Any,
     path: str,
     provided_elsewhere: Collection[str] = (),
-) -> dict[str, Any]:
+) -> Record:
     """Return values as arguments of dataclasses or functions, checked against annotations.
 
     Args:
@@ -58,7 +59,7 @@ def checked_arguments(
     if not isinstance(values, Mapping):
         raise FedpflError(f"{path} must be a group of keys, got {values!r}")
     parameters: dict[str, inspect.Parameter] = {}
-    annotations: dict[str, Any] = {}
+    annotations: Record = {}
     for schema in schemas if isinstance(schemas, tuple) else (schemas,):
         parameters |= inspect.signature(schema).parameters
         annotations |= schema_annotations(schema)
@@ -87,7 +88,7 @@ def checked_arguments(
     return arguments
 
 
-def require_known_keys(values: Mapping[str, Any], known_keys: Collection[str], path: str) -> None:
+def require_known_keys(values: Values, known_keys: Collection[str], path: str) -> None:
     """Raise FedpflError for a key of a group that is not known."""
     prefix = f"{path}." if path else ""
     for key in values:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedpfl.ground.records import Values
 
-def flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+
+def flatten_keys(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value of nested mappings with its dotted key."""
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -15,7 +17,7 @@ def flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{key}", value
 
 
-def get_dotted(values: Mapping[str, Any], key: str, default: Any = None) -> Any:
+def get_dotted(values: Values, key: str, default: Any = None) -> Any:
     """Return the value or the mapping under a dotted key."""
     value: Any = values
     for part in key.split("."):

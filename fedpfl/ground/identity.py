@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpfl.ground import dotted
+from fedpfl.ground.records import Record, Values
 
 RUNTIME_KEYS = {
     "seed",
@@ -27,7 +28,7 @@ NON_IDENTITY_KEYS = RUNTIME_KEYS | {"quantile", "norm", "score", "hydra", "exper
 They say where and how a run runs, or are groups whose values stand in `method` already.
 """
 
-OPTIONS_OFF: dict[str, Any] = {
+OPTIONS_OFF: Record = {
     "local": {
         "clip": 0.0,
         "steps": None,
@@ -79,7 +80,7 @@ An option of a later release so leaves the identities of earlier runs as they ar
 """
 
 
-def result_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def result_config(config: Values) -> Record:
     """Return the part of a resolved configuration that determines the result, without the seed."""
     relevant = {key: value for key, value in config.items() if key not in NON_IDENTITY_KEYS}
     # Of the engine, the precision alone changes results beyond the order of sums.
@@ -101,9 +102,7 @@ def result_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return relevant
 
 
-def describe_differences(
-    stored_config: Mapping[str, Any], new_config: Mapping[str, Any], limit: int = 6
-) -> str:
+def describe_differences(stored_config: Values, new_config: Values, limit: int = 6) -> str:
     """Describe the differences of two configurations: `rounds 2 there, 3 here`.
 
     Args:
@@ -129,7 +128,7 @@ def describe_differences(
     return "; ".join(texts)
 
 
-def _flat_result_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_result_config(config: Values) -> Record:
     relevant = {**result_config(config), "seed": config.get("seed")}
     return dict(dotted.flatten_keys(relevant))
 
@@ -139,7 +138,7 @@ def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def identity(config: Mapping[str, Any]) -> str:
+def identity(config: Values) -> str:
     """Hash what determines a run's result, but for the seed."""
     text = json.dumps(
         _canonical(result_config(config)),

@@ -14,6 +14,8 @@ from annotated_types import Interval
 from annotated_types import Le as AtMost
 from annotated_types import Lt as Below
 
+from fedpfl.ground.records import Record
+
 __all__ = [
     "Above",
     "AtLeast",
@@ -49,7 +51,7 @@ Count = Annotated[int, AtLeast(1)]
 
 def describe_range(notes: Iterable[Any]) -> str:
     """Return the numbers within all ranges among an annotation's notes in words."""
-    limits: dict[str, Any] = {}
+    limits: Record = {}
     for note in notes:
         for name in RELATIONS:
             if getattr(note, name, None) is not None:

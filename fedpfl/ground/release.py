@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedpfl import __version__
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 
 OLDEST_READABLE = (0, 2)
 """Runs of an earlier release have other identities, and perhaps other files."""
 
 
-def require_readable(folder: Path, summary: Mapping[str, Any]) -> None:
+def require_readable(folder: Path, summary: Values) -> None:
     """Refuse a run directory that a release before OLDEST_READABLE wrote.
 
     Args:

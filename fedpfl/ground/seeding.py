@@ -7,10 +7,11 @@ import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import numpy as np
 import torch
+
+from fedpfl.ground.records import Record
 
 Key = int | str
 
@@ -52,7 +53,7 @@ def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
 
 
 @contextmanager
-def restored_process() -> Iterator[Callable[[], dict[str, Any]]]:
+def restored_process() -> Iterator[Callable[[], Record]]:
     """Restore the states of the generators of the process afterwards.
 
     Yields:
@@ -60,7 +61,7 @@ def restored_process() -> Iterator[Callable[[], dict[str, Any]]]:
     """
     torch_generators = _list_torch_generators()
 
-    def read_states() -> dict[str, Any]:
+    def read_states() -> Record:
         return {
             "torch": [generator.get_state().numpy() for generator in torch_generators],
             "numpy": np.random.get_state(),

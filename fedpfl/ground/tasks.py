@@ -5,11 +5,11 @@ The form of the labels says the task inside the engine, so that no call is told 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def find_task(y: Tensor) -> Task:
     return MULTILABEL if y.dim() == 2 else CLASSIFICATION
 
 
-def configured_task(config: Mapping[str, Any]) -> Task:
+def configured_task(config: Values) -> Task:
     """Return the task of a resolved configuration, also of one from before there were several."""
     return TASKS.get(
         str(config.get("task", CLASSIFICATION.name)),

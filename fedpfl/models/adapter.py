@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrize
 
 from fedpfl.ground.ranges import Count, Positive
+from fedpfl.ground.records import Record
 from fedpfl.models.wiring import has_users_forward
 
 QKV_ROLES = ("q", "k", "v")
@@ -282,7 +283,7 @@ def _add_low_rank(
         return nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
 
     # ---- Step 2: the entries, B being zero.
-    values: dict[str, Any] = {
+    values: Record = {
         "pairs": pairs,
         "scale": scale,
         "adapted_blocks": adapted_blocks,

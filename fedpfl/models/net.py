@@ -15,12 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record
 from fedpfl.ground.tree import Tree
 from fedpfl.models.norm import PaddedNorm
 from fedpfl.models.split import Parts, find_parts
 from fedpfl.models.traits import Traits, differs
 
-Slot = tuple[dict[str, Any], str, str]
+Slot = tuple[Record, str, str]
 """Where a module keeps a parameter that trains, or a buffer: a dict, its key there, its full name.
 """
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.origin import is_of_package
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.seeding import seeded_process
 from fedpfl.models.adapter import none, require_additions
 from fedpfl.models.cnn4 import CNN4
@@ -101,7 +102,7 @@ def build_network(
         # ---- Step 1: the network, with initial values, and its head.
         module = _make_module(name, shape, classes, seed, options)
         _check_logits(module, shape, classes)
-        facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
+        facts: Record = {"seed": seed, "sample": shape, "classes": classes}
         if not is_trusted:
             facts |= _trace_head(name, module, shape, classes)
         if head is not None:
@@ -152,7 +153,7 @@ def _explain_errors(name: str) -> Iterator[None]:
 
 
 def _make_module(
-    name: str, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any]
+    name: str, shape: tuple[int, ...], classes: int, seed: int, options: Values
 ) -> nn.Module:
     """Return a new network; lazy layers are called once, which gives them sizes and values."""
     with seeded_process(seed):
@@ -170,12 +171,10 @@ def _make_module(
     return module
 
 
-def _trace_head(
-    name: str, module: nn.Module, shape: tuple[int, ...], classes: int
-) -> dict[str, Any]:
+def _trace_head(name: str, module: nn.Module, shape: tuple[int, ...], classes: int) -> Record:
     """Return the layers' order and the head, or a message if it is unclear."""
     order, head = trace_layers(copy_network(module), made_up_samples(shape, 2), classes)
-    facts: dict[str, Any] = {"order": tuple(order), "head_layer": head}
+    facts: Record = {"order": tuple(order), "head_layer": head}
     if not head:
         last = f"{order[-1]} is the last layer" if order else "forward calls no layer"
         facts["unclear"] = (

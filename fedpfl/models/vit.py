@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from fedpfl.ground.errors import missing_extra
 from fedpfl.ground.ranges import Count
+from fedpfl.ground.records import Record
 from fedpfl.ground.vision import load_torchvision
 from fedpfl.models.attention import ForTorchvision
 from fedpfl.models.shapes import image
@@ -75,7 +74,7 @@ def timm(shape: tuple[int, ...], classes: int, arch: str = "vit_small_patch16_22
         raise missing_extra("model=timm needs the package timm", "timm") from None
     channels, height, side = image(shape)
     set_fused_attn(False)  # vmap has no rule for its kernels
-    options: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
+    options: Record = {"num_classes": classes, "in_chans": channels}
     if not library.is_model(arch):
         near = ", ".join(library.list_models(f"*{arch}*")[:3]) or "see timm.list_models()"
         raise ValueError(f"timm has no {arch}; it has {near}")

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
+from fedpfl.ground.records import Record, Values
 from fedpfl.models.lstm import LSTMLayer
 
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -128,7 +129,7 @@ class _Tracer(fx.Tracer):
         m: nn.Module,
         forward: Callable[..., Any],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: Record,
     ) -> Any:
         """Make a node, or for another thread just call."""
         if threading.get_ident() != self._thread:
@@ -287,7 +288,7 @@ class _Walk:
         return _Flow(name, -1)
 
     def make(
-        self, name: str, width: int, tensors: dict[str, Any], inputs: Axis | None, out: _Flow
+        self, name: str, width: int, tensors: Record, inputs: Axis | None, out: _Flow
     ) -> _Flow:
         """Make new neurons of a layer with weight `[out, in, ...]` and perhaps bias `[out]`."""
         if any(key not in (f"{name}.weight", f"{name}.bias") for key in tensors):
@@ -334,7 +335,7 @@ class _Walk:
         name: str,
         node: fx.Node,
         input_flows: list[_Flow],
-        settings: Mapping[str, Any] | None = None,
+        settings: Values | None = None,
     ) -> _Flow:
         """Compute the flow behind a function, a method or a layer without parameters."""
         # ---- Step 1: the operation's name and options, and the value that it works on.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.records import Record
 from fedpfl.report.figures import draw_panels, legible_text, line_style
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.page.data import mean_by_round
@@ -110,7 +111,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
     return draw_panels(titles, path, draw_panel)
 
 
-def _draw_curve(ax: Axes, curve: pd.Series, label: str, style: dict[str, Any]) -> None:
+def _draw_curve(ax: Axes, curve: pd.Series, label: str, style: Record) -> None:
     # A cohort's accuracy jumps by points from round to round.
     means = curve.rolling(WINDOW, min_periods=1).mean()
     marker_step = max(1, len(means) // 10)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.papers.layout import Selection, closeness_to_paper
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, line_style
@@ -91,7 +92,7 @@ def groups_with_several_values(
 def choose_nearest(
     groups: Sequence[Group],
     key: Callable[[Group], Any],
-    setup_of: Callable[[Run], Mapping[str, Any]] = lambda run: {},
+    setup_of: Callable[[Run], Values] = lambda run: {},
 ) -> list[Group]:
     """Return the group of each key that is nearest to the paper's, as in tables.
 

@@ -10,13 +10,14 @@ import itertools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
+from fedpfl.ground.records import Record, Values
 from fedpfl.papers.layout import (
     LAST,
     Layout,
@@ -317,7 +318,7 @@ def _make_cell(cell: FilledCell) -> Cell:
 
 def _list_records(
     name: str, filled: FilledTable, rows: Sequence[Sequence[Cell]], groups: Sequence[Group]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
     """Yield the rows of the table's CSV, with numbers by our rule too."""
     by_our_rule = fill_cells(filled.layout, groups, LAST).cells
     cells = itertools.chain.from_iterable(rows)
@@ -403,7 +404,7 @@ def _notes(filled: FilledTable) -> Iterator[str]:
             yield f"Without own values: {', '.join(names)}; {omission}."
 
 
-def _compared_setups(filled: FilledTable) -> Iterator[tuple[Group, Mapping[str, Any], str]]:
+def _compared_setups(filled: FilledTable) -> Iterator[tuple[Group, Values, str]]:
     """Yield every shown group once, with its published set-up and the published note."""
     seen = set()
     for cell in filled.cells:

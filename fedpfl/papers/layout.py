@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fedpfl.ground.records import Record, Values
 from fedpfl.papers import published
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import DATASET_TITLES
@@ -39,7 +40,7 @@ class Selection(NamedTuple):
 
 
 LAST = Selection()
-PLAIN_SETUP: dict[str, Any] = {
+PLAIN_SETUP: Record = {
     "adapter.name": "none",
     "privacy.name": "none",
     "system.deadline": "none",
@@ -74,7 +75,7 @@ def measure_fine_tuned(run: Run, row: pd.Series, rule: Selection) -> float:
     return float(row.get(f"ft_{column}", math.nan))
 
 
-def has_config(run: Run, config: Mapping[str, Any]) -> bool:
+def has_config(run: Run, config: Values) -> bool:
     """Return True if a run has these values. An absent key counts as false.
 
     Args:
@@ -119,11 +120,11 @@ class TableRow:
     experiment: str = "{}"
     fits: Callable[[Run], bool] = lambda run: True
     measure: Measure = measure_accuracy
-    config: Mapping[str, Any] = field(default_factory=dict)
-    implied_config: Mapping[str, Any] = field(default_factory=dict)
-    shares: tuple[tuple[Mapping[str, Any], int], ...] = (({}, 1),)
+    config: Values = field(default_factory=dict)
+    implied_config: Values = field(default_factory=dict)
+    shares: tuple[tuple[Values, int], ...] = (({}, 1),)
     beside: Callable[[TableColumn], published.Published | None] | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Values = field(default_factory=dict)
     published_name: str = ""
     metric: str = ""
     setting: str = ""
@@ -150,11 +151,11 @@ class TableColumn:
 
     dataset: str
     setting: str
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Values = field(default_factory=dict)
     alphas: tuple[float | None, ...] = (None,)
     experiment: str = ""
     overrides: Mapping[str, str] = field(default_factory=dict)
-    setup: Mapping[str, Any] = field(default_factory=dict)
+    setup: Values = field(default_factory=dict)
     faulty: bool = False
     measure: Measure | None = None
     omission: str = ""
@@ -180,7 +181,7 @@ class Part(NamedTuple):
     row: TableRow
     column: TableColumn
     alpha: float | None
-    config: Mapping[str, Any]
+    config: Values
     weight: int
 
     @property
@@ -250,7 +251,7 @@ class Layout:
     columns: tuple[TableColumn, ...]
     rule: Selection
     about: str
-    setup: Mapping[str, Any] | Callable[[Run], Mapping[str, Any]]
+    setup: Values | Callable[[Run], Values]
     metric: str = ""
     note: str = ""
     rounds: int = 0
@@ -268,7 +269,7 @@ class Layout:
             return row.beside(column)
         return published.lookup(self.published_key(row, column))
 
-    def setup_of(self, run: Run, column: TableColumn) -> Mapping[str, Any]:
+    def setup_of(self, run: Run, column: TableColumn) -> Values:
         """Return the published set-up of a run in a column."""
         shared = self.setup(run) if callable(self.setup) else self.setup
         return {**PLAIN_SETUP, **shared, **column.setup}
@@ -284,7 +285,7 @@ class Layout:
         return tuple(columns.values())
 
 
-def choose_values(values: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+def choose_values(values: Values, dataset: str) -> Record:
     """Return values of a row in a data set's columns."""
     return {
         key: value.get(dataset, value[""]) if isinstance(value, dict) else value
@@ -292,7 +293,7 @@ def choose_values(values: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     }
 
 
-def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:
+def closeness_to_paper(group: Group, setup: Values) -> tuple[Any, ...]:
     """Return a sort key: the larger, the nearer a configuration is to the table's."""
     run = group.runs[0]
     differences = published.setup_differences(run, setup)

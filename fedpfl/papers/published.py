@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fedpfl.ground.records import Values
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import DATASET_TITLES
 from fedpfl.report.run import Run
@@ -68,7 +69,7 @@ def published_numbers(file_name: str = "published.csv") -> dict[Key, Published]:
     return number_by_key
 
 
-def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
+def departures(comparisons: Iterable[tuple[Group, Values, str]]) -> tuple[str, ...]:
     """Return lines on what differs from the published set-up, and on the published code.
 
     Args:
@@ -103,7 +104,7 @@ def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> t
     return tuple(lines)
 
 
-def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def setup_differences(run: Run, setup: Values) -> list[tuple[str, str, str]]:
     """Return key, the run's value and the published one, where these differ."""
     differences = []
     for key, published_value in setup.items():

@@ -9,19 +9,19 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from importlib.util import find_spec
-from typing import Any
 
 import fedpfl.papers
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record
 from fedpfl.papers.drawing import Figure
 from fedpfl.papers.layout import Layout, Listing
 
 PAPERS = [module.name for module in pkgutil.iter_modules(fedpfl.papers.__path__) if module.ispkg]
 
 
-def _collect_from_papers(attribute: str) -> dict[str, Any]:
+def _collect_from_papers(attribute: str) -> Record:
     """Return the entries of all papers' TABLES or FIGURES, by `paper/name`."""
-    entries: dict[str, Any] = {}
+    entries: Record = {}
     for paper in PAPERS:
         for module_name in (f"fedpfl.papers.{paper}.tables", f"fedpfl.papers.{paper}.figures"):
             if find_spec(module_name) is None:

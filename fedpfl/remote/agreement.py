@@ -7,11 +7,11 @@ leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from math import prod
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fedpfl.data.datasets.shared.sums import FLOAT_BITS, ChannelSums
 from fedpfl.data.datasets.shared.tables import Columns, name_features
 from fedpfl.data.datasets.shared.texts import require_alike, require_one_spelling, sort_texts
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, TASKS, Task
 from fedpfl.remote.messages import (
     Label,
@@ -112,7 +113,7 @@ class SiteFacts(SiteEntry):
 class SiteReply(Message):
     """Answer a server that asks for the facts of a site."""
 
-    key: dict[str, Any]
+    key: Record
     site: SiteFacts
 
 
@@ -160,7 +161,7 @@ class Agreement(Message):
         parts = [numbers.repeat_interleave(part) for part in (train_sizes, sizes - train_sizes)]
         return torch.cat(parts)
 
-    def make_samples(self, options: Mapping[str, Any], device: torch.device) -> Samples:
+    def make_samples(self, options: Values, device: torch.device) -> Samples:
         """Return samples of the agreed form, all of them zeros that take no memory.
 
         Args:
@@ -188,9 +189,7 @@ class Agreement(Message):
             are_elsewhere=True,
         )
 
-    def check_samples(
-        self, x: np.ndarray, y: np.ndarray, options: Mapping[str, Any], origin: str
-    ) -> Samples:
+    def check_samples(self, x: np.ndarray, y: np.ndarray, options: Values, origin: str) -> Samples:
         """Return samples in their final form, scaled as all are. Raises FedpflError."""
         task, classes = TASKS[options["task"]], options["classes"]
         if task is CLASSIFICATION:
@@ -305,7 +304,7 @@ def agree_on_sites(sites: Sequence[SiteFacts], task: Task = CLASSIFICATION) -> A
             raise FedpflError(f"{name} has {len(labels)} labels, and {sites[0].name} {len(values)}")
 
     # ---- Step 3: categories of a table are the union, too, and a feature each.
-    changes: dict[str, Any] = {"labels": values}
+    changes: Record = {"labels": values}
     tables = {site.name: site.form.columns for site in sites if site.form.columns}
     if form.columns:
         names = form.columns.names
@@ -332,7 +331,7 @@ def agree_on_sites(sites: Sequence[SiteFacts], task: Task = CLASSIFICATION) -> A
 class SiteSums(Message):
     """The exact sums of a site's training samples and squares by channel."""
 
-    key: dict[str, Any]
+    key: Record
     sums: list[Annotated[list[int], Field(min_length=3, max_length=3)]]
 
     def check(self, channels: int, counts: range, is_image: bool) -> list[ChannelSums]:

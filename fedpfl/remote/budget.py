@@ -12,7 +12,6 @@ import io
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +21,7 @@ from fedpfl.engine.calls import Call, TrainCall
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import open_alone
+from fedpfl.ground.records import Record
 from fedpfl.privacy import SampleAccount, SamplePrivacy, SampleProtection
 from fedpfl.remote.keys import make_plan_key
 from fedpfl.runner.resume import make_secret
@@ -97,7 +97,7 @@ class SampleBudget:
         protection = SampleProtection(privacy.clip_length, noises, secret)
         if isinstance(call, TrainCall):
             return replace(call, draws=replace(call.draws, protection=protection))
-        changes: dict[str, Any] = {}
+        changes: Record = {}
         for name in ("tuning", "before_evaluation"):
             tuning = getattr(call, name)
             if tuning:

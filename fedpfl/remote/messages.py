@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedpfl.ground.checks import describe_fault
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record
 from fedpfl.ground.tree import Tree
 from fedpfl.remote import wire
 
@@ -53,11 +54,11 @@ class Question(Message):
         initial: Server entries that are as before round 1.
     """
 
-    key: dict[str, Any]
+    key: Record
     agreement: Any = None
     client: Client
     round: Annotated[int, Field(ge=0, lt=2**31)]
-    asks: dict[str, Any]
+    asks: Record
     shares: bool
     participated: bool = False
     initial: Annotated[list[str], Field(max_length=MAX_PATHS)] = []
@@ -70,7 +71,7 @@ class Request(Message):
         wants: The facts of its site, the sums of its training samples, or the clients that it holds.
     """
 
-    key: dict[str, Any]
+    key: Record
     agreement: Any = None
     wants: Literal["site", "sums", "clients"]
 
@@ -81,15 +82,15 @@ class Request(Message):
 class Reply(Message):
     """Repeat the question that the tensors answer."""
 
-    key: dict[str, Any]
+    key: Record
     client: Client
-    asks: dict[str, Any]
+    asks: Record
 
 
 class Holdings(Message):
     """Name the clients of a node."""
 
-    key: dict[str, Any]
+    key: Record
     clients: Annotated[list[Client], Field(max_length=MAX_CLIENTS)]
 
 

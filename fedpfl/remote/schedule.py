@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
 
 from fedpfl.config.run import Run
 from fedpfl.config.schema import Eval
@@ -13,6 +12,7 @@ from fedpfl.engine.calls import Call, EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.measures import INTERVAL
 from fedpfl.engine.round import choose_turns, make_train_call
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
 
 
@@ -116,7 +116,7 @@ def make_schedule(run: Run, backend: Backend) -> Schedule:
     return Schedule(setup, run.settings.rounds, run.eval, cohorts, measures)
 
 
-def describe_call(call: Call) -> dict[str, Any]:
+def describe_call(call: Call) -> Record:
     """Describe a call to one client in plain values."""
     if isinstance(call, TrainCall):
         return {
@@ -132,7 +132,7 @@ def describe_call(call: Call) -> dict[str, Any]:
     }
 
 
-def _describe_tuning(tuning: FineTuning | None) -> dict[str, Any] | None:
+def _describe_tuning(tuning: FineTuning | None) -> Record | None:
     if tuning is None:
         return None
     draws = _describe_draws(tuning.draws)
@@ -144,11 +144,11 @@ def _describe_tuning(tuning: FineTuning | None) -> dict[str, Any] | None:
     }
 
 
-def _describe_draws(draws: Draws) -> dict[str, Any]:
+def _describe_draws(draws: Draws) -> Record:
     # How samples are protected is each node's affair.
     return {"seed": draws.seed, "purpose": draws.purpose, "round": draws.round}
 
 
-def _describe_local(local: Local) -> dict[str, Any]:
+def _describe_local(local: Local) -> Record:
     # JSON has no tuples: an answer repeats the question, and is compared with it.
     return {**asdict(local), "betas": list(local.betas)}

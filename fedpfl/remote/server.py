@@ -21,6 +21,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Count, Positive
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
 from fedpfl.remote import trust
@@ -122,7 +123,7 @@ class RemoteBackend(Backend):
     """
 
     name = "nodes"
-    agreement: Mapping[str, Any] | None = None
+    agreement: Values | None = None
     release_folder: Path | None = None
 
     def __init__(
@@ -237,7 +238,7 @@ class RemoteBackend(Backend):
     def _pack_request(self, call: Call, client: int) -> bytes:
         """Return the message that asks a client to train or to be evaluated."""
         state = call.state
-        fields: dict[str, Any] = {
+        fields: Record = {
             "key": self._compatibility_key,
             "agreement": self.agreement,
             "client": client,
@@ -375,7 +376,7 @@ class RemoteBackend(Backend):
                 )
                 self._greeted_nodes.discard(node)
 
-    def _open_message(self, message: bytes) -> tuple[dict[str, Any], Tree]:
+    def _open_message(self, message: bytes) -> tuple[Record, Tree]:
         """Return the fields and trees of a node's message. Raises FedpflError."""
         fields, trees = self._limits.unpack_message(message)
         check_reply(fields, self._compatibility_key)
@@ -427,7 +428,7 @@ def require_reply(reply: Answered, timeout: float) -> bytes:
     return reply
 
 
-def check_reply(fields: Mapping[str, Any], key: Mapping[str, str]) -> None:
+def check_reply(fields: Values, key: Mapping[str, str]) -> None:
     """Raise FedpflError for a reported fault, or another configuration, data or version."""
     if "fault" in fields:
         fault = read_message(Fault, fields)

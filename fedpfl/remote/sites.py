@@ -29,6 +29,7 @@ from fedpfl.data.datasets.sites import read_site, site_name
 from fedpfl.data.units import note_units
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.ground.terminal import print_notice
 from fedpfl.privacy import SamplePrivacy
 from fedpfl.remote import agreement as agreements
@@ -55,7 +56,7 @@ NOTHING = (math.nan, math.nan)
 """Mean and deviation where a site has no value."""
 
 
-def are_samples_at_nodes(config: Mapping[str, Any]) -> bool:
+def are_samples_at_nodes(config: Values) -> bool:
     """Tell configurations that leave the samples at nodes."""
     return config["dataset"]["name"] == "sites" and config["dataset"]["path"] is None
 

@@ -19,6 +19,7 @@ from fedpfl.engine.measures import PLUGIN_MEASURES, SUMMED_MEASURES
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.intervals import HIGH, LOW
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import REGRESSION
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
@@ -56,7 +57,7 @@ class MessageLimits(NamedTuple):
             entries=MAX_OVERHEAD + MAX_SIZE_RATIO * sum(map(tree.size, trees)),
         )
 
-    def unpack_message(self, message: bytes) -> tuple[dict[str, Any], Tree]:
+    def unpack_message(self, message: bytes) -> tuple[Record, Tree]:
         """Return the values and the tree of a message. Raises FedpflError if it is too large."""
         if len(message) > self.message_bytes:
             raise FedpflError(

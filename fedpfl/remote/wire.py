@@ -22,10 +22,11 @@ from torch import Tensor
 from fedpfl.engine.calls import Counts, Participation
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Agreed, Masked, Tree
 
-RECORD_TYPES: dict[str, Any] = {
+RECORD_TYPES: Record = {
     kind.__name__: kind for kind in (Counts, Participation, Traffic, Masked, Agreed)
 }
 HEADER_LENGTH = struct.Struct("<Q")
@@ -35,7 +36,7 @@ _SHAPE: TypeAdapter[list[int]] = TypeAdapter(Annotated[list[_Size], Field(max_le
 INDEX_BITS = 32  # of one listed position; a bitmask costs one bit for every entry
 
 
-def pack_message(fields: Mapping[str, Any], trees: Tree, whole: bool = False) -> bytes:
+def pack_message(fields: Values, trees: Tree, whole: bool = False) -> bytes:
     """Return a message of plain values and a tree.
 
     Args:
@@ -49,7 +50,7 @@ def pack_message(fields: Mapping[str, Any], trees: Tree, whole: bool = False) ->
     return HEADER_LENGTH.pack(len(header)) + header + save(tensors)
 
 
-def unpack_message(message: bytes, max_entries: int | None = None) -> tuple[dict[str, Any], Tree]:
+def unpack_message(message: bytes, max_entries: int | None = None) -> tuple[Record, Tree]:
     """Return the values and the tree of a message.
 
     Args:
@@ -66,14 +67,14 @@ def unpack_message(message: bytes, max_entries: int | None = None) -> tuple[dict
         return dict(header["about"]), decoder.decode(header["form"])
 
 
-def unpack_fields(message: bytes) -> dict[str, Any]:
+def unpack_fields(message: bytes) -> Record:
     """Return the values of a message, without its tensors. Raises FedpflError."""
     with _explain_damage():
         header, _ = _read_header(message)
         return dict(header["about"])
 
 
-def _read_header(message: bytes) -> tuple[dict[str, Any], int]:
+def _read_header(message: bytes) -> tuple[Record, int]:
     """Return the header, and where the tensors begin."""
     (length,) = HEADER_LENGTH.unpack_from(message)
     tensors_start = HEADER_LENGTH.size + length

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.papers.curves import curve_table, draw_curves
@@ -61,7 +62,7 @@ def _split_list(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _choose_some(choices: Sequence[str], text: str) -> dict[str, Any]:
+def _choose_some(choices: Sequence[str], text: str) -> Record:
     """Return the settings of an option that takes some of the choices, separated by commas."""
 
     def parse_words(words: str) -> list[str]:
@@ -75,19 +76,19 @@ def _choose_some(choices: Sequence[str], text: str) -> dict[str, Any]:
     return {"type": parse_words, "default": [], "metavar": "A,B", "help": help_text}
 
 
-def _take_value(text: str, **settings: Any) -> dict[str, Any]:
+def _take_value(text: str, **settings: Any) -> Record:
     return settings | {"help": text}
 
 
-def _choose_one(choices: Iterable[str], default: str | None, text: str) -> dict[str, Any]:
+def _choose_one(choices: Iterable[str], default: str | None, text: str) -> Record:
     return {"choices": [*choices], "default": default, "help": text}
 
 
-def _take_list(text: str) -> dict[str, Any]:
+def _take_list(text: str) -> Record:
     return {"type": _split_list, "default": [], "metavar": "A,B", "help": text}
 
 
-def _take_switch(text: str) -> dict[str, Any]:
+def _take_switch(text: str) -> Record:
     return {"action": "store_true", "help": text}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.records import Record
 from fedpfl.record.columns import METRICS
 from fedpfl.report.commands import find_words
 from fedpfl.report.compare import paired_test
@@ -98,7 +99,7 @@ def judge_claims(
     # ---- Step 1: differences by seed of each claim in each setting.
     shown_groups = groups(runs)
     metric = task_metric(metric, common_task(runs))
-    records = []
+    records: list[Record] = []
     for claim in claims:
         pairs = _pair_groups(shown_groups, claim)
         records += [
@@ -150,7 +151,7 @@ def _setting(group: Group) -> str:
     return group.setting
 
 
-def _measure(a: Group, b: Group, metric: str) -> dict[str, Any]:
+def _measure(a: Group, b: Group, metric: str) -> Record:
     """Measure both sides over their common seeds; differences are positive where `a` is better."""
     runs_b = {run.seed: run for run in b.reported_runs}
     pairs = [(run, runs_b[run.seed]) for run in a.reported_runs if run.seed in runs_b]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.records import Values
 from fedpfl.report.names import read_yaml
 
 _CONF = Path(__file__).parents[1] / "conf"
@@ -16,7 +16,7 @@ _OF_COMMANDS = ("seed", "data_dir", "device", "restart", "extend", "name", "logg
 """Keys of the place and the moment of a run, which its repetition chooses anew."""
 
 
-def find_words(config: Mapping[str, Any]) -> list[str]:
+def find_words(config: Values) -> list[str]:
     """Return the words of the command line that make a configuration, but for its seed.
 
     Choices of groups come first, then each key that differs from their files.

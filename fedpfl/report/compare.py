@@ -11,10 +11,10 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.identity import result_config
+from fedpfl.ground.records import Record
 from fedpfl.record.columns import COMMON_SCOPE, METRICS, column_names
 from fedpfl.report.grouping import Group, differing_values, groups, require_classes
 from fedpfl.report.load import runs
-from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.table import (
     Cell,

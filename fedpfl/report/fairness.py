@@ -10,9 +10,9 @@ import pandas as pd
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
+from fedpfl.ground.records import Record
 from fedpfl.report.grouping import Group, differing_values, groups, require_classes
 from fedpfl.report.power import describe_interval, half_width_over_clients
-from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, seed_statistics
 from fedpfl.report.tables import ROW_COLUMNS, describe_seeds, row_cells, titled_notes

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import atomic_output
+from fedpfl.ground.records import Record
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group, common_task, group_by, groups, task_metric
 from fedpfl.report.page.data import AXIS_TITLES, mean_by_round, spent_at_rounds, spent_by_round
-from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.styles import COLORS, number_styles
 from fedpfl.report.tables import attendance_notes

@@ -10,7 +10,7 @@ from typing import Any
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError, did_you_mean
 from fedpfl.ground.identity import OPTIONS_OFF
-from fedpfl.report.records import Values
+from fedpfl.ground.records import Values
 from fedpfl.report.text import clip_text, join_few, letters_and_digits
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, Task, require_classification
 from fedpfl.report import labels
 from fedpfl.report.filters import value_when_off
 from fedpfl.report.names import METHOD_TITLES
-from fedpfl.report.records import Record, Values
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.text import format_range, join_few
 

@@ -20,6 +20,7 @@ from plotly.io import templates
 from plotly.utils import PlotlyJSONEncoder
 
 from fedpfl.ground.files import atomic_output
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.report.fairness import compare_with_baselines, comparisons_table
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
@@ -32,7 +33,6 @@ from fedpfl.report.load import (
     readable_runs,
 )
 from fedpfl.report.page.drawing import draw_charts
-from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import accuracy_table

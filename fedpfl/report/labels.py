@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpfl.ground.identity import OPTIONS_OFF, result_config
+from fedpfl.ground.records import Values
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
-from fedpfl.report.records import Values
 from fedpfl.report.text import clip_text, one_line
 
 SPLIT_DETAILS = frozenset(

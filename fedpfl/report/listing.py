@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, choices_text, pluralize
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import groups, shared_settings_note
 from fedpfl.report.load import Directory, experiment_folder
-from fedpfl.report.records import Record
 from fedpfl.report.run import STATUSES
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import attendance_notes

@@ -7,11 +7,13 @@ from typing import Any
 
 import yaml
 
+from fedpfl.ground.records import Record
+
 _CONF = Path(__file__).parents[1] / "conf"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Record:
     """Read a file of the configuration."""
     return dict(yaml.load(path.read_text(encoding="utf-8"), _LOADER) or {})
 

@@ -17,9 +17,9 @@ import pandas as pd
 import yaml
 
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.release import require_readable
 from fedpfl.record import digests, rounds
-from fedpfl.report.records import Record, Values
 from fedpfl.report.text import clip_text
 
 VALUE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)

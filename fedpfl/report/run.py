@@ -17,12 +17,12 @@ import pandas as pd
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import run_status
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import Task, configured_task
 from fedpfl.record import digests
 from fedpfl.record.columns import ALMOST_NOBODY_SHARE, PERSONAL_PREFIX, column_names
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.reading import read_json_object, read_numbers, read_texts
-from fedpfl.report.records import Record, Values
 from fedpfl.report.text import one_line
 
 STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")

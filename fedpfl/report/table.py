@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.report.records import Values
+from fedpfl.ground.records import Values
 from fedpfl.report.text import clip_text, one_line
 
 _MARK_STYLES = {

@@ -15,6 +15,7 @@ import pandas as pd
 
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, SURVIVAL, Task
 from fedpfl.record.columns import ATTACK_OPTION, METRICS, Metric, column_names, validation_column
 from fedpfl.report.grouping import (
@@ -26,7 +27,6 @@ from fedpfl.report.grouping import (
     task_metric,
 )
 from fedpfl.report.power import describe_interval, half_width_over_clients
-from fedpfl.report.records import Record
 from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, TERAFLOPS, Run
 from fedpfl.report.table import (
     Column,

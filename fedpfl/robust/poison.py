@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from fedpfl.data import Federation
 from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Count, PositiveProportion, WholeNumber
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import require_classification
 from fedpfl.robust.attack import Attack
 
@@ -47,7 +48,7 @@ class DataAttack(Attack, ABC):
         Raises:
             FedpflError: There is no such class.
         """
-        numbers: dict[str, Any] = {}
+        numbers: Record = {}
         for key in ("source", "target"):
             label = getattr(self, key, None)
             if label is not None:

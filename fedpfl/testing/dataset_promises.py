@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,6 +14,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.source import AbsentFiles, without_cache
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tasks import CLASSIFICATION, find_task
 from fedpfl.testing.promises import (
@@ -39,7 +38,7 @@ class DatasetTrial(Trial):
         options: The arguments of `datasets.load_samples` besides.
     """
 
-    def __init__(self, name: str, data_dir: Path, options: Mapping[str, Any]):
+    def __init__(self, name: str, data_dir: Path, options: Values):
         self.name = name
         self.data_dir = data_dir.expanduser().absolute()
         self.options = absolute_path(options)
@@ -75,7 +74,7 @@ class DatasetTrial(Trial):
         return self.first_digests
 
 
-def absolute_path(options: Mapping[str, Any]) -> dict[str, Any]:
+def absolute_path(options: Values) -> Record:
     """Return options with an absolute `path`, if they have one."""
     if not options.get("path"):
         return {**options}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import gather_data, make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS
@@ -93,7 +93,7 @@ class NetworkTrial(Trial):
         shape: tuple[int, ...] | None = None,
         *,
         head: str | None = None,
-        options: Mapping[str, Any] = MappingProxyType({}),
+        options: Values = MappingProxyType({}),
         samples: Samples = USUAL_SAMPLES,
         net: Net | None = None,
         seed: int = 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.data import datasets
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.testing.dataset_promises import DatasetTrial
 from fedpfl.testing.elsewhere import OtherProcess
 from fedpfl.testing.network_promises import NetworkTrial
@@ -95,7 +96,7 @@ def _check_promise(make_trial: Callable[[], Trial], first: Promise, promise: Pro
 
 
 def _make_trial_of_code(
-    kind: str, value: Any, options: Mapping[str, Any], plugin_files: Sequence[str]
+    kind: str, value: Any, options: Values, plugin_files: Sequence[str]
 ) -> Trial:
     """Make the trial of a class or function. Raises FedpflError."""
     plugins.load_plugins(plugin_files)
@@ -113,9 +114,7 @@ def _make_trial_of_code(
     return DatasetTrial(name, Path(options.get("data_dir", "data")), own_options)
 
 
-def _make_named_trial(
-    kind: str, name: str, options: Mapping[str, Any], plugin_files: Sequence[str]
-) -> Trial:
+def _make_named_trial(kind: str, name: str, options: Values, plugin_files: Sequence[str]) -> Trial:
     """Make the trial of a choice, with its YAML's defaults. Raises FedpflError."""
     files = plugins.load_plugins(plugin_files)
     if name not in list_names(kind):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.testing.dataset_promises import absolute_path
 from fedpfl.testing.promises import (
@@ -66,7 +66,7 @@ class PartitionTrial(Trial):
     def __init__(
         self,
         scheme: Callable[..., Partition],
-        options: Mapping[str, Any],
+        options: Values,
         clients: int | None = None,
         read_samples: Callable[[], Samples] = make_samples,
     ):

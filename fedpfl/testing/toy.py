@@ -50,6 +50,7 @@ from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.participation import find_train_job, run_participation
 from fedpfl.ground import tree
+from fedpfl.ground.records import Record
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.models.norm import BatchNorm2d
@@ -385,7 +386,7 @@ class MethodTrial(Trial):
 # ---- comparisons
 
 
-def state_trees(state: State) -> dict[str, Any]:
+def state_trees(state: State) -> Record:
     """Return a state's trees by name."""
     parts = ("server", "clients", "server_buffers", "client_buffers", "stopping")
     return {part: getattr(state, part) for part in parts}

@@ -18,6 +18,7 @@ from fedpfl.config.schema import ModelOptions, PartitionOptions
 from fedpfl.data import Federation, partition
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record, Values
 from fedpfl.models import Net
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial
 from fedpfl.testing.method_promises import METHOD_PROMISES
@@ -68,7 +69,7 @@ class Subject:
 
     kind: str
     name: str
-    config: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+    config: Values = field(default_factory=dict, hash=False, repr=False)
     shape: tuple[int, ...] | None = None
     samples: Samples = USUAL_SAMPLES
     clients: int | None = None
@@ -143,7 +144,7 @@ def read_subjects(choices: Sequence[tuple[str, str]], settings: Sequence[str]) -
     return subjects
 
 
-def _compose_config(choice: str, words: Sequence[str]) -> dict[str, Any]:
+def _compose_config(choice: str, words: Sequence[str]) -> Record:
     for word in words:
         if overrides.is_sweep(word):
             raise FedpflError(f"{word} is several values; give it one, or a list as [a,b]")
@@ -212,11 +213,11 @@ def _make_trial(subject: Subject, net: Net | None) -> Trial:
     return DealtTrial(dealt_data.samples_digest, dealt_data.federation)
 
 
-def _make_dataset_trial(config: Mapping[str, Any]) -> DatasetTrial:
+def _make_dataset_trial(config: Values) -> DatasetTrial:
     options = group_options.read_dataset(config).options
     return DatasetTrial(options.pop("name"), Path(config["data_dir"]), options)
 
 
-def _without(options: Mapping[str, Any], common: Any) -> dict[str, Any]:
+def _without(options: Values, common: Any) -> Record:
     """Return options without those that all choices of the group have in common."""
     return {key: value for key, value in options.items() if key not in vars(common)}

@@ -28,6 +28,7 @@ from fedpfl.data.datasets.shared.samples import (
 from fedpfl.data.datasets.shared.source import AbsentFiles, Source, error_line
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Between, Positive
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION, TASKS
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ SHARED_KEYS = _PARAMETERS - {"path", "task", "together", "options"}
 
 
 def _read_source(
-    source: Source, path: Path | None, read_options: ReadOptions, options: dict[str, Any]
+    source: Source, path: Path | None, read_options: ReadOptions, options: Record
 ) -> tuple[Raw, Path | None]:
     """Read a data set's files, or the archive in their place, and return their path."""
     reader = DATA_SETS[source.name]

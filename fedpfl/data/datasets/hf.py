@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ from fedpfl.data.datasets.shared.texts import require_values, to_texts
 from fedpfl.data.datasets.shared.words import encode_texts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast, Count
+from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 
 VOCABULARY = 20_000
@@ -94,19 +95,19 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     return raw._replace(test_from=len(raw.y) - test_rows) if test_rows else raw
 
 
-def count_clients(options: Mapping[str, Any]) -> int:
+def count_clients(options: Values) -> int:
     """Count the clients that column `by` of a configured data set tells apart."""
     by = options["by"]
     texts = [to_texts(_read_table(one, [by])[by], one.origin) for one in _open_configured(options)]
     return len(np.unique(np.concatenate(texts)))
 
 
-def has_test_part(options: Mapping[str, Any]) -> bool:
+def has_test_part(options: Values) -> bool:
     """Look for a test split of a configured data set beside a training split."""
     return count_test_rows(_open_configured(options)) > 0
 
 
-def _open_configured(options: Mapping[str, Any]) -> list[Split]:
+def _open_configured(options: Values) -> list[Split]:
     return open_splits(options["path"], options["split"], options["subset"], options["download"])
 
 

@@ -10,7 +10,7 @@ says.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fedpfl.data.datasets import Samples
@@ -21,6 +21,7 @@ from fedpfl.data.partition.sizes import extended_dirichlet, quantity
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
 from fedpfl.data.partition.together import deal_units
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 
 __all__ = [
     "SCHEMES",
@@ -61,7 +62,7 @@ DEALING_BY_CLASS = (
 )
 
 
-def deals_by_class(scheme: str | None, options: Mapping[str, Any]) -> bool:
+def deals_by_class(scheme: str | None, options: Values) -> bool:
     """Return True for a scheme that goes by the classes of samples."""
     # `quantity` does with alpha.
     is_skewed = scheme == "quantity" and options.get("alpha") is not None

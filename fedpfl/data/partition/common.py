@@ -10,6 +10,7 @@ import numpy as np
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtMost
+from fedpfl.ground.records import Record
 
 SPLITS = ("train", "test", "validation")
 Indices = np.ndarray  # int64 [samples of one client]
@@ -214,7 +215,7 @@ def check_partition(
         path: The file that the partition is from, if any.
     """
     # ---- Step 1: an answer and, if any has one, a name for each client.
-    splits: dict[str, Any] = {name: getattr(partition, name, None) for name in SPLITS}
+    splits: Record = {name: getattr(partition, name, None) for name in SPLITS}
     if not all(isinstance(split, tuple | list) for split in splits.values()):
         raise FedpflError(
             f"{choice} must answer with a fedpfl.data.partition.Partition, "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from fedpfl.engine.backends.batched import BatchedBackend
 from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.calls import Answer, Call, TrainCall
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.records import Values
 from fedpfl.models import Net
 from fedpfl.models.vectorized import find_obstacle, require_vectorized
 
@@ -99,7 +99,7 @@ def choose_backend(
     engine: Engine,
     net: Net,
     device: torch.device,
-    recorded_engine: Mapping[str, Any] | None = None,
+    recorded_engine: Values | None = None,
     distribute: Callable[[Backend], Backend] = lambda backend: backend,
 ) -> Backend:
     """Make the backend of a run, by what earlier parts of the run have recorded.

@@ -36,6 +36,7 @@ from fedpfl.engine.training.train_plan import (
     make_training_plan,
 )
 from fedpfl.ground import traffic, tree
+from fedpfl.ground.records import Record
 from fedpfl.ground.survival import Horizon
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Entries, Tree
@@ -43,7 +44,7 @@ from fedpfl.methods import FACTS
 from fedpfl.models import Net
 
 TrainJobs = Generator[TrainJob | EvalJob, Any, Participation]
-EvalJobs = Generator[TrainJob | EvalJob, Any, dict[str, Any]]
+EvalJobs = Generator[TrainJob | EvalJob, Any, Record]
 
 
 def run_participation(
@@ -134,7 +135,7 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
         metrics=call.measures,
     )
     job = yield from _find_hazard(call, job)
-    counts: dict[str, Any] = {"test": (yield job)}
+    counts: Record = {"test": (yield job)}
     if call.wants_models:
         counts["model"] = {"params": params, "buffers": buffers}
     if call.federation.validation:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.ground import tree
+from fedpfl.ground.records import Record
 from fedpfl.ground.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -331,7 +332,7 @@ class _Recording(TorchDispatchMode):
         self,
         name: str,
         func: Any,
-        arguments: tuple[Sequence[Any], dict[str, Any]],
+        arguments: tuple[Sequence[Any], Record],
         results: list[Any],
     ) -> None:
         """Write the call of an operation, with arguments by the types that it declares."""

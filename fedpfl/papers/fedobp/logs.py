@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Record
 from fedpfl.papers.published import setup_differences
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import DATASET_TITLES
@@ -23,7 +23,7 @@ from fedpfl.report.tables import ROW_COLUMNS, row_cells
 
 ROUNDS = (100, 200, 300, 400)
 SEED = 42
-SETUP: dict[str, Any] = {
+SETUP: Record = {
     "clients": 100,
     "participation": 0.1,
     "partition.name": "published",
@@ -66,7 +66,7 @@ ACCURACY_COLUMNS = {"before": "accuracy_pooled", "after": "ft_accuracy_pooled"}
 """Columns of rounds.csv, before and after fine-tuning."""
 
 
-Log = dict[str, Any]
+Log = Record
 """A row of logs.csv: `files` says which files it is of: those of the `tables`, of the `ablation`
 (Table V), its variants with a `moving average`, or of SCORE_FILES (Figure 4); `before_100` is the
 pooled accuracy in percent at round 100 before fine-tuning, nan where absent."""

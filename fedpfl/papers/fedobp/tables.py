@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedpfl.ground.records import Record
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.layout import (
     Layout,
@@ -101,7 +102,7 @@ def published_beside(groups: Sequence[Group], everywhere: bool = False) -> Publi
     return PublishedColumn(values, BESIDE_NOTE, departures(comparisons))
 
 
-def setup_of(run: Run) -> dict[str, Any]:
+def setup_of(run: Run) -> Record:
     """Return the set-up of FedOBP's tables for a run's method, data set and partition."""
     setup = dict(SETUP)
     quantile = published_number(run, QUANTILE)
@@ -113,7 +114,7 @@ def setup_of(run: Run) -> dict[str, Any]:
     return setup | AS_PUBLISHED.get(run.method_name, {})
 
 
-def _setup_of_table(run: Run) -> dict[str, Any]:
+def _setup_of_table(run: Run) -> Record:
     """Return the set-up of Tables III and IV: rows name the momentum, and all runs share a split."""
     setup = setup_of(run) | {"partition.seed": logs.SEED}
     if run.method_name != "fedobp":
@@ -121,7 +122,7 @@ def _setup_of_table(run: Run) -> dict[str, Any]:
     return setup
 
 
-def _setup_of_public_file(run: Run) -> dict[str, Any]:
+def _setup_of_public_file(run: Run) -> Record:
     """Return the set-up of the public files, with their q."""
     log = logs.find_log(run, any_q=True)
     if log and run.method_name == "fedobp":
@@ -199,7 +200,7 @@ def _is_table5_cls(run: Run) -> bool:
 
     On the smaller data sets these are runs without CLS, with a moving average.
     """
-    config: dict[str, Any] = {"classifier_only": True}
+    config: Record = {"classifier_only": True}
     # So the authors' logs have it, though the table calls them CLS.
     if run.dataset_name in SMALL_DATASETS:
         config = {"ema": 0.5}
@@ -395,7 +396,7 @@ TABLES: dict[str, Layout | Listing] = {
 def _make_log_table(groups: Sequence[Group]) -> Table:
     """Return runs beside the public files, with notes on the code behind these."""
     entries = [published_number(group.runs[0]) for group in groups]
-    comparisons: list[tuple[Group, dict[str, Any], str]] = [
+    comparisons: list[tuple[Group, Record, str]] = [
         (group, {}, entry.note) for group, entry in zip(groups, entries, strict=True) if entry
     ]
     return replace(logs.log_table(groups), notes=departures(comparisons))

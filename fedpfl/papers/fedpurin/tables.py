@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
+from fedpfl.ground.records import Record
 from fedpfl.papers.drawing import (
     Axis,
     ChooseGroups,
@@ -80,7 +80,7 @@ def _dirichlet_columns(alphas: Mapping[str, Sequence[float]]) -> tuple[TableColu
     )
 
 
-def _variant(score: str, hessian: bool) -> dict[str, Any]:
+def _variant(score: str, hessian: bool) -> Record:
     return {"method.score": score, "method.hessian": hessian}
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
+from fedpfl.ground.records import Record
 from fedpfl.papers.layout import LAST, Layout, Measure, Selection, TableColumn, TableRow
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
@@ -56,7 +56,7 @@ def _column(
         experiment: Of the command, by default the data set's.
         measure: What its cells show, instead of the row's.
     """
-    config: dict[str, Any] = {"partition.name": partition}
+    config: Record = {"partition.name": partition}
     # HAR has a client per person, however many one asks for.
     if dataset != "har":
         config["clients"] = clients

@@ -14,12 +14,12 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.intervals import HIGH, LOW
+from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import Task
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group, common_task
 from fedpfl.report.page import data
 from fedpfl.report.page.data import AXIS_TITLES
-from fedpfl.report.records import Record
 from fedpfl.report.styles import COLORS, number_styles
 from fedpfl.report.tables import CURVES
 from fedpfl.report.text import clip_text, wrap_lines

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.parts import Part, ReadOptions, join_parts
@@ -19,6 +18,7 @@ from fedpfl.data.datasets.shared.source import (
     fetch_file,
 )
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 
 USAGE = (
     "save it with np.savez(path, x=x, y=y), y integers or texts [samples], x uint8 images or float32 "
@@ -54,7 +54,7 @@ def read_archive_part(path: Path, options: ReadOptions) -> Part:
 
 
 @contextmanager
-def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Mapping[str, Any]]:
+def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Values]:
     """Open an archive. Raises FedpflError for a damaged one."""
 
     def archive_error(_: Path | str, reason: str) -> FedpflError:
@@ -70,7 +70,7 @@ def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Map
         yield arrays
 
 
-def _make_part(path: Path, arrays: Mapping[str, Any], options: ReadOptions) -> Part:
+def _make_part(path: Path, arrays: Values, options: ReadOptions) -> Part:
     """Return the arrays that a part consists of. Raises FedpflError for one that is absent."""
     for key in ("x", "y", options.together or "x"):
         if key not in arrays:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedpfl.data.datasets.shared.source import WouldDownload, error_line, writes_nothing
 from fedpfl.ground.errors import FedpflError, choices_text, missing_extra
+from fedpfl.ground.records import Values
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 TEST = "test"
@@ -128,9 +129,7 @@ def _load_from_hub(name: str, subset: str | None) -> Any:
 # ---- Which splits
 
 
-def _choose_splits(
-    loaded: Mapping[str, Any], path: str, names: str | Sequence[str] | None
-) -> list[Split]:
+def _choose_splits(loaded: Values, path: str, names: str | Sequence[str] | None) -> list[Split]:
     """Return the splits of these names, test last."""
     split_names = [names] if isinstance(names, str) else list(loaded if names is None else names)
     for name in split_names:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from fedpfl.data import npz
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.files import atomic_write
+from fedpfl.ground.records import Record
 
 log = logging.getLogger(__name__)
 
@@ -247,7 +248,7 @@ def read_cached(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as temporary, temporary.open("wb") as file:
-                arrays: dict[str, Any] = dict(zip(CACHED_FIELDS, raw, strict=False))
+                arrays: Record = dict(zip(CACHED_FIELDS, raw, strict=False))
                 np.savez(
                     file, **{name: arrays[name] for name in arrays if arrays[name] is not None}
                 )

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedpfl.data.datasets.shared.missing import name_indicator
 from fedpfl.data.datasets.shared.samples import to_floats
 from fedpfl.data.datasets.shared.texts import clean_text, require_values, to_texts
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
+from fedpfl.ground.records import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,7 @@ def read_table(path: Path, text_columns: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     # An empty cell alone is missing: None or NA may be a class or a country.
-    options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+    options: Record = {"keep_default_na": False, "na_values": [""]}
     read_file = pd.read_excel
     suffix = path.suffix.lower()
     if suffix != ".xlsx":
