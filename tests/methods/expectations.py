@@ -223,82 +223,60 @@ for pruning in ("fedmp", "hermes", "prunefl"):
 
 LIMITS = """
 apfl alpha=1.0 adaptive=False => local_only
-apfl alpha=0.0 adaptive=False => fedavg
 centralized => fedavg | single
-centralized => local_only | single
 cfl eps1=0.0 statistics='aggregate' => fedavg
-cfl eps1=0.0 => fedavg statistics='local'
 ditto lam=0.0 => local_only
 ditto personal_epochs=4 => fedavg | nobody
 fedala eta=0.0 => fedavg
 fedamp pull=0.0 => local_only
-fedamp variant='heurfedamp' pull=0.0 => local_only
 fedas align_epochs=0 weights='samples' judge='received' => fedper statistics='local'
 fedavgm momentum=0.0 => fedavg | atol=1e-05
 fedcac tau=1.0 cutoff=-1.0 => fedavg statistics='local' | nobody equal
-fedcac tau=0.0 => fedavg statistics='local' | nobody
 feddbe kappa=0.0 bias_lr=0.0 => fedavg
 feddpa threshold=1.0 lam2=0.0 => fedavg
 feddpa threshold=0.4 rule='quantile' train='joint' => fedobp q=0.4 score='fisher' scope='tensor' cold_start='global'
 fedfomo candidates=0 fallback='keep' => local_only
 fedgen alpha=0.0 beta=0.0 => fedavg
 fedmp widths=(1.0,) first='current' => fedavg statistics='local' | cohort
-fedobp q=1.0 score='obp' norm='none' => fedavg
-fedobp q=1.0 score='fisher' norm='layer' => fedavg
 fedobp q=1.0 scope='tensor' => fedavg
-fedobp q=1.0 ema=0.5 => fedavg
 fedobp q=0.0 => fedavg | first_round
-fedobp q=0.0 => fedavg | single
-fedobp q=0.5 => fedavg | single
 fedobp_adaptive q=(0.9,) => fedobp q=0.9
 fedpac lam=0.0 combine=False head_lr=None body_epochs=1 => fedrep head_epochs=1 body_epochs=1
 fedper layers=0 => fedavg
 fedper layers=3 statistics='local' => local_only
 fedper head_init='server_average' => fedavg | first_round
-fedper => fedavg | single
 fedphp lam=0.0 => fedavg | nobody
 fedproto lam=0.0 judge='head' => local_only
 fedprox mu=0.0 => fedavg
 fedpurin tau=1.0 cutoff=-1.0 beta=1 => fedbn | nobody equal batched_atol=1e-6
-fedpurin tau=1.0 cutoff=-1.0 include_norm=True => fedavg statistics='local' | nobody equal batched_atol=1e-6
 fedrep head_epochs=0 body_epochs=2 => fedbabu
-fedrep personal_init='server_average' => fedrep | first_round
 fedrod gamma=0.0 => fedavg | nobody
 fedrolex widths=(1.0,) scaler=False masked=False => fedavg statistics='local' | cohort
 fedsa_lora => fedavg | single
 fedselect alpha=0.0 => fedavg statistics='local' | nobody equal
 fedspu widths=(1.0,) => fedavg statistics='local' | cohort
 fjord widths=(1.0,) => fedavg statistics='local' | cohort
-fjord widths=(1.0,) ordered=True => fedavg statistics='local' | cohort
 flexfl levels=(1.0,) devices=(1,) => fedavg statistics='local' | cohort
 floco endpoints=1 tau=1 => fedavg
 floco_plus endpoints=1 pers_epochs=2 lam=0.7 => ditto lam=0.7 | atol=0.0001
 flute l1=0.0 l2=0.0 l3=0.0 server_lr=0.0 rep_epochs=2 => fedper
 hermes widths=(1.0,) first='current' => fedavg statistics='local' | cohort
-heterofl widths=(1.0,) scaler=False masked=False weighting='samples' => fedavg statistics='local' | cohort
 heterofl widths=(1.0,) scaler=True masked=False => fedavg statistics='local' | cohort equal
 ifca clusters=1 => fedavg
 knn_per lam=1.0 capacity=0 => fedavg
-knn_per lam=0.0 => fedavg
 lg_fedavg layers=3 => fedavg statistics='local'
-lg_fedavg layers=3 variant='as_published' => fedavg statistics='local'
 lg_fedavg layers=0 => local_only
-local_only => fedavg | single
 moon mu=0.0 => fedavg
 pfedfda variant='as_published' => fedavg | nobody
 pfedsd lam=0.0 => fedavg statistics='local' | nobody
-pfedsd lam=0.0 => local_only | single
 prunefl widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 pspfl q=1.0 => fedavg statistics='local' | nobody
 pspfl q=0.9 upload='all' => fedobp q=0.9 score='gradient' norm='none' cold_start='global' statistics='local' | nobody
 random_dropout widths=(1.0,) => fedavg
 sdflora share=1.0 merge='averaged' head='averaged' => fedavg
 sdflora share=0.0 statistics='local' => local_only
-sdflora share=0.5 merge='averaged' => fedavg | single
 seqfededt score='difference' q=0.9 => local_only | single
-seqfededt score='importance' q=0.0 => local_only | single
 subflot rates=(0.0,) alpha=1.0 mode='one' => fedavg statistics='local' | cohort
-subflot rates=(0.0,) alpha=1.0 mode='balanced' => fedavg statistics='local' | cohort
 """
 """A method and hyperparameters at which it is another one, bit for bit => that one | how far.
 
@@ -311,24 +289,11 @@ batched backend.
 RANGES = """
 must be 0 or more, or -1 | -0.5 | fedcac.cutoff
 must be 0 or more, and not all 0 | (0, 0, 0) | flexfl.devices
-must be 0 or more, got | (-1, 1, 1) | flexfl.devices
-must be between 0 and 1 | (1.5,) | flexfl.apoz
-must be 1 or more | 0 | prunefl.ranking_epochs
 must be above 0 | 0.0 | fedpurin.tau pfedfda.eps
-must be at least one share | () | fedmp.widths heterofl.widths
 must be above 0 and at most 1 | (0.0,) | fedrolex.widths
-must be one or more, ascending | (0.5, 0.25, 1.0) | flexfl.levels
-must be one or more, ascending, got | () | fedobp_adaptive.q
 must be one or more, ascending | (0.5, 0.5) | fedobp_adaptive.q
-must be 0 with several q and score=obp | 0.3 | fedobp_adaptive.ema
-must be none or global with several q | 'layer' | fedobp_adaptive.norm
-must be as many numbers as levels | (1, 1) | flexfl.devices
-must be 0 unless ordered | 0.5 | fjord.distill
 must be below 2 / lam = 0.1333, or it diverges | 0.2 | pfedme.inner_lr pfedme.outer_lr
-must be at least one rate | () | subflot.rates
 must be at most 3, the network's layers, got 4$ | 4 | fedper.layers
 the network has layers 0 to 2, got 3 | 3 | fedselect.personalise
-must be one of most, least, random, conv, fc, classifier | 'fc2' | fedselect.personalise
-has 3 numbers for 2 groups of neurons | (0.5, 0.5, 0.5) | flexfl.apoz
 """
 """How the refusal goes on after the key | a value out of range | method.key of each."""

@@ -4,7 +4,6 @@ of them, against a plain count of sets of entries.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
@@ -22,12 +21,10 @@ from hypothesis import strategies as st
 from fedpfl import engine
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
-from fedpfl.engine import masks
 from fedpfl.ground import tree
 from fedpfl.methods import PSPFL, FedCAC, FedDPA, FedOBP, FedPURIN, FedSelect, Method
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
-from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
 from tests.command import TINY, compose_once, play_run, read_summary
 from tests.conftest import (
@@ -55,16 +52,6 @@ def test_fedobp_adaptive_what_it_cannot_choose_among_or_by_is_refused(word, mess
     assert one_line(lambda: build_run(check_config(compose_once(*words)))).startswith(message)
 
 
-def test_fedobp_adaptive_is_not_the_papers(tmp_path):
-    method = {"score": "obp", "norm": "global"}
-    for name, q in (("fedobp", 0.9), ("fedobp_adaptive", [0.5, 0.9])):
-        write_run(tmp_path / name, {2: 90.0}, method={**method, "name": name, "q": q})
-    one, other = (read_started_run(tmp_path / name) for name in ("fedobp", "fedobp_adaptive"))
-    assert is_paper_fedobp(one)
-    assert not is_paper_fedobp(other)
-    assert other.q is None
-
-
 def test_feddpa_personal_is_the_mean_number_of_personal_entries_in_the_cohort(
     backend, net, federation
 ):
@@ -86,13 +73,9 @@ SCORES = [0.0, 1e-11, 3e-11, 2.0, 0.0, 1.0]
     [
         (SCORES, 0.5, 1e-10, [3, 5]),
         (SCORES, 0.5, -1, [2, 3, 5]),
-        (SCORES, 0.5, 0.0, [2, 3, 5]),
-        (SCORES, 0.9, 0.0, [1, 2, 3, 5]),
-        (SCORES, 0.3, 1e-10, [3]),
         (SCORES[:3], 0.4, 1e-10, [2]),  # there are no others
         ([1.0, 2.0, 2.0, 2.0], 0.25, 1e-10, [1, 2, 3]),
         ([0.0] * 6, 0.5, 1e-10, [0, 1, 2, 3, 4, 5]),
-        ([0.0] * 6, 0.5, -1.0, [0, 1, 2, 3, 4, 5]),
     ],
 )
 def test_fedpurin_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others(
@@ -106,12 +89,6 @@ def test_fedpurin_an_empty_mask_overlaps_with_nobody():
     found = mask_overlaps({"a": torch.tensor([[False, False], [True, False], [True, True]])})
     assert found.tolist() == [[0, 0, 0], [0.5, 1, 0.5], [0.5, 0.75, 1]]
     assert collaboration_mask(found, 3, 10).diagonal().all()  # but each collaborates with itself
-
-
-def test_fedpurin_equal_overlaps_let_everybody_collaborate_in_every_round():
-    for value, t in itertools.product((0.7, 1 / 3, 0.1, 1.0, 0.0), (1, 3, 10, 11, 1000)):
-        overlap = torch.full((7, 7), value, dtype=torch.float64).fill_diagonal_(1.0)
-        assert collaboration_mask(overlap, t, 10).all()
 
 
 def test_fedpurin_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net):
@@ -168,15 +145,6 @@ def test_fedselect_the_personal_share_grows_up_to_alpha(values, counts, net, fed
     assert [int(state.clients["mask"][name][0].sum()) for name in WEIGHTS] == counts
 
 
-def test_fedselect_random_choices_are_each_clients_and_as_many_as_others(net, federation):
-    drawn, most = (
-        record_states(FedSelect(personalise=choice), net, federation, [[0, 1]])[-1].clients["mask"]
-        for choice in ("random", "most")
-    )
-    assert not torch.equal(*drawn["fc.weight"][:2])
-    assert int(drawn["fc.weight"][0].sum()) == int(most["fc.weight"][0].sum())
-
-
 @pytest.mark.parametrize(
     ("layer", "name", "delta"),
     [(1, "fc", "round"), (-1, "classifier", "window"), (0, "conv", "round")],
@@ -228,20 +196,7 @@ def test_rank_is_exact_for_every_q_and_n():
     draw = random.Random(0)
     sizes = [*COUNTS, 1, 2, 3, 11, 101, 1001, 10**6 + 1, 2**24 - 1, 2**24 + 1, 10**8 + 1]
     sizes += [draw.randrange(1, 2 * 10**8) for _ in range(200)]
-    quantiles = [
-        "0",
-        "1",
-        "0.1",
-        "0.3",
-        "0.5",
-        "0.7",
-        "0.9",
-        "0.99",
-        "0.999",
-        "0.9999",
-        "0.99999",
-        "0.999999",
-    ]
+    quantiles = ["0", "1", "0.1", "0.7", "0.9999", "0.999999"]
     quantiles += [f"0.{draw.randrange(10**6):06d}" for _ in range(100)]
     for q in quantiles:
         exact = Fraction(q)
@@ -315,18 +270,6 @@ def test_masks_are_counted_as_sets(method: Method) -> None:
             own[client] = set(map(tuple, mask[tensor].nonzero().tolist()))
         assert told == counted(own, mask[tensor].numel())
     assert any(0 < told["held"][0] < told["entries"] for told in found["tensors"].values())
-
-
-def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
-    whole = engine.compare_masks(method, state)
-    monkeypatch.setattr(masks, "MOST", 3)
-    monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
-    few = engine.compare_masks(method, state)
-    assert few["clients"] == TOOK_PART[:3]
-    for name, told in few["tensors"].items():
-        assert np.array_equal(told["both"], np.array(whole["tensors"][name]["both"])[:3, :3])
-        assert sum(told["held"]) == told["entries"]
 
 
 def test_a_run_leaves_them_once(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import (
     CFL,
     FLUTE,
@@ -22,68 +21,30 @@ from fedpfl.methods import (
     IFCA,
     Batch,
     FedAMP,
-    FedAS,
     FedAvg,
     FedFomo,
     FedPAC,
     FedProto,
-    FedRoD,
     Floco,
     KNNPer,
     PFedFDA,
 )
-from fedpfl.methods.fedpac import mixture_shares
-from fedpfl.methods.flute import collapse_distance
 from fedpfl.methods.pfedfda import Features
-from fedpfl.methods.shared import features
 from fedpfl.methods.shared.gaussian import pack_symmetric
 from fedpfl.methods.shared.pool import choose_candidates
-from fedpfl.methods.shared.simplex import client_centres
 from fedpfl.testing.toy import CLASSES, CPU, differing, tiny
 from tests.conftest import (
     COHORTS,
     HEAD,
     assert_close,
     assert_same,
-    find_eval_job,
-    hold_out_quarter,
     record_rounds,
     record_states,
 )
-from tests.methods.reference.heads import objective
-
-
-@pytest.mark.parametrize(
-    ("fisher", "shares"),
-    [((1, 3), [0.25, 0.75]), *(((value, value % 1), [0.9, 0.1]) for value in (0, math.inf))],
-)
-def test_fedas_bodies_count_by_fisher_and_without_one_by_samples(fisher, shares):
-    uploads = {"body": {"w": torch.eye(2)}, "fisher": torch.tensor(fisher).float()}
-    server, _ = FedAS().aggregate({}, {}, None, uploads, torch.tensor([0.9, 0.1]), None)
-    assert_close(server["w"], torch.tensor(shares))
-
-
-def test_fedgen_labels_are_drawn_from_those_that_there_are():
-    random = torch.tensor([0.0, 1 - 2**-24])
-    assert features.draw_labels(torch.tensor([0.0, 1, 0]), random).tolist() == [1, 1]
 
 
 def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def test_fedpac_without_any_error_heads_are_shared_alike():
-    shares = mixture_shares(torch.zeros(4, CLASSES, 12).double(), torch.zeros(4).double())
-    assert_close(shares, torch.full((4, 4), 0.25).double())
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_fedpac_diverged_statistics_raise_nothing_here(value):
-    """Whoever plays the round says which client diverged."""
-    for place in (0, 1):
-        statistics = [draw(3, CLASSES, 12), draw(3, seed=1).abs()]
-        statistics[place].view(-1)[-1] = value
-        assert_close(mixture_shares(*statistics).sum(1), torch.ones(3).double(), atol=1e-12)
 
 
 def test_fedpac_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation):
@@ -115,24 +76,6 @@ def test_fedproto_what_travels(weights, more, backend, net, federation):
         assert outcomes[t].traffic.values_down == len(cohort) * 12 * seen
 
 
-def test_fedrod_a_padded_sample_of_an_absent_class_leaves_all_finite(net, federation):
-    """As on the batched backend; client 5 has three samples."""
-    method = FedRoD()
-    state = make_initial_state(method, net, 10, CPU)
-    shard = make_shard(federation, 5, 32, Draws(0, "train", 1))
-    bound = net.bind({"main": {}}, training=True)
-    client = state.client(5)
-    client |= method.before_training(state.server, client, bound, shard)
-    start = method._begin(state.server, client)
-    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), start)
-    labels = shard.data.y.clone()
-    labels[-1] = next(label for label in range(5) if label not in shard.data.y)
-    batch = Batch(shard.data.x, labels, torch.tensor([1.0, 1.0, 0.0]))
-    loss = method.loss(state.server, client, bound, params, batch)
-    assert loss.isfinite()
-    assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, tree.leaves(params)))
-
-
 def test_flute_as_published_the_body_never_moves(backend, net, federation):
     method = FLUTE(variant="as_published")
     state = record_states(method, net, federation, [[0, 2]], engine=backend)[-1]
@@ -141,29 +84,15 @@ def test_flute_as_published_the_body_never_moves(backend, net, federation):
     assert differing(state.clients["head"]["classifier.weight"][2], net.params["classifier.weight"])
 
 
-def test_flute_a_zero_weight_and_a_perfect_one_have_finite_gradients():
-    """A simplex equiangular tight frame, scaled and turned, is perfect."""
-    turn, _ = torch.linalg.qr(draw(12, CLASSES).float())
-    frame = 2.7 * (torch.eye(CLASSES) - 1 / CLASSES) @ turn.T
-    for weight in (torch.zeros(CLASSES, 12), frame):
-        weight = weight.requires_grad_()
-        collapse_distance(weight, torch.ones(CLASSES, dtype=torch.bool)).backward()
-        assert weight.grad.isfinite().all()
-
-
 def test_gpfl_published_sizes_and_what_is_drawn():
     built = models.build_network("cnn4", (3, 32, 32), 10, 0)
     server = GPFL().init(built.params, built.parts)[0]
     assert tree.size(server["valve"]) == 527_360
     assert tree.size(server) == 1_405_888
-    assert_same(server, GPFL().init(built.params, built.parts)[0])
-    other = GPFL().init(built.params, dataclasses.replace(built.parts, seed=1))[0]
-    assert (server["embeddings"] - other["embeddings"]).abs().max() > 0.01
     assert float(server["embeddings"].std()) == pytest.approx(1, abs=0.05)
     weight = server["valve"]["gamma"]["weight"]
     assert float(weight.abs().max()) <= 512**-0.5
     assert float(weight.std()) == pytest.approx(512**-0.5 / 3**0.5, rel=0.02)
-    assert (weight - server["valve"]["beta"]["weight"]).abs().max() > 0.01
 
 
 def laid_by(method, net, federation, client, state):
@@ -187,16 +116,6 @@ def test_knn_per_as_many_samples_are_laid_by_as_there_is_room(net, federation):
         assert capacity > 40 or rows != [0, 1, 2, 3, 4]
 
 
-def test_knn_per_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
-    assert KNNPer(lam=None).validates
-    assert not KNNPer().validates
-    held = hold_out_quarter(federation)
-    state = record_states(FedAvg(), net, held, COHORTS[:1])[-1]
-    tuned, untuned = (laid_by(KNNPer(lam=None), net, own, 0, state) for own in (held, federation))
-    assert float(tuned["lam"]) > 0
-    assert float(untuned["lam"]) == 0  # nothing to judge by
-
-
 def problem(samples=60, seed=0):
     """Features of unlike classes, and global statistics."""
     mean, factor = draw(CLASSES, 12, seed=seed), draw(12, 12, seed=seed)
@@ -204,24 +123,6 @@ def problem(samples=60, seed=0):
     y = torch.arange(samples) % 3
     z = draw(CLASSES, 12, seed=seed + 1)[y] + 0.7 * draw(samples, 12, seed=seed + 2)
     return z, y, torch.full((CLASSES,), 1 / CLASSES).double(), mean, cov
-
-
-@pytest.mark.parametrize(("seed", "single"), [(0, False), (2, True)])
-def test_pfedfda_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
-    z, y, prior, mean, cov = problem(seed=seed)
-    zeros, samples = torch.zeros(2, dtype=torch.float64), Features(z, y, prior)
-    beta = PFedFDA(single_beta=single)._search_beta(samples, (mean, cov), zeros)
-    value = objective(z, y, prior, mean, cov, 2)
-    least = value(beta)
-    assert ((beta >= 0) & (beta <= 1)).all()
-    assert not single or beta[0] == beta[1]
-    assert least < value(torch.full((2,), 0.5, dtype=torch.float64))
-    steps = [(0.02, 0.02), (-0.02, -0.02)]
-    if not single:
-        steps = [(0.02, 0.0), (-0.02, 0.0), (0.0, 0.02), (0.0, -0.02)]
-    for step in steps:
-        near = (beta + torch.tensor(step, dtype=torch.float64)).clamp(0, 1)
-        assert value(near) >= least - 1e-6 * least.abs()
 
 
 def test_pfedfda_without_a_class_of_enough_samples_beta_is_zero():
@@ -260,11 +161,9 @@ def test_floco_endpoints_are_the_networks_head_and_xavier_normals(net):
     assert client["beta"].tolist() == pytest.approx([1 / 6] * 6)
     few = Floco(endpoints=3).init(net.params, net.parts)[0]["endpoints"][HEAD[0]]
     assert_same(ends[:3], few)
-    built = [models.build_network("cnn4", (3, 32, 32), 10, seed) for seed in (5, 6)]
-    ends, other = (Floco().init(n.params, n.parts)[0]["endpoints"][HEAD[0]] for n in built)
-    for end in ends[1:]:
+    built = models.build_network("cnn4", (3, 32, 32), 10, 5)
+    for end in Floco().init(built.params, built.parts)[0]["endpoints"][HEAD[0]][1:]:
         assert float(end.std()) == pytest.approx((2 / 522) ** 0.5, rel=0.05)
-    assert differing(ends[1], other[1])
 
 
 def test_floco_points_may_stay_inside_the_simplex():
@@ -279,29 +178,6 @@ def test_floco_points_may_stay_inside_the_simplex():
     assert (free < 0).any()
     assert (near >= 0).all()
     assert_close(near.sum(1), torch.ones(50), atol=1e-6)
-
-
-def test_floco_numbers_at_the_ends_of_their_range_give_points():
-    for value in (0.0, 1 - 2**-24, 0.5):
-        for projected in (False, True):
-            numbers = torch.full((4,), value)
-            alpha = draw_point(Floco(endpoints=3), [1 / 3] * 3, numbers, projected)
-            assert alpha.isfinite().all(), (value, projected)
-
-
-def test_floco_fewer_clients_than_endpoints():
-    beta = client_centres(draw(2, 30), 5)
-    assert_close(beta.sum(1), torch.ones(2, dtype=torch.float64), atol=1e-9)
-    assert not torch.equal(beta[0], beta[1])
-
-
-def test_floco_numbers_that_are_not_finite_are_one_line(net, federation):
-    method = Floco(endpoints=3, tau=1)
-    state = make_initial_state(method, net, 10, CPU)
-    uploads = tree.repeat(state.server, 10)
-    uploads["endpoints"][HEAD[0]][4] = math.nan
-    with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):
-        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, state.clients, uploads)
 
 
 ROOM = {"warmup": 0, "clusters": 3}
@@ -328,9 +204,7 @@ def test_cfl_two_opposite_pairs_part():
     assert_same(after["models"]["fc.bias"], torch.stack([U, -U, 0 * U, 0 * U]))
     for whole in (
         aggregated(CFL(eps2=2.1, **ROOM), pairs),
-        aggregated(CFL(gamma=1.0, **ROOM), pairs),
         aggregated(CFL(warmup=1), pairs),
-        aggregated(CFL(warmup=0, clusters=1), pairs),
         aggregated(CFL(eps1=2.0, eps2=2.0, warmup=0), [U, U, U, U]),  # mean and longest are one
         aggregated(CFL(**ROOM), [U, -U], (0, 1), 2),  # of two clients
         aggregated(CFL(**ROOM), pairs, clients=5),  # one of them is not here
@@ -377,12 +251,9 @@ def test_fedfomo_candidates_are_those_of_largest_affinity_or_any():
     # Neither the client itself nor who did not train
     assert candidates(affinity, pool) == [3, 1, 4]
     assert candidates(affinity, pool, count=9) == [3, 1, 4, 2]
-    assert candidates(affinity, [False] * 6) == []
     drawn = [candidates(affinity, pool, explore=1.0, seed=seed) for seed in range(60)]
     assert all(sorted(set(own)) == sorted(own) and set(own) <= {1, 2, 3, 4} for own in drawn)
     assert {own[0] for own in drawn} == {1, 2, 3, 4}
-    ties = [candidates([0.0] * 6, pool, count=1, seed=seed)[0] for seed in range(60)]
-    assert set(ties) == {1, 2, 3, 4}
 
 
 def test_fedfomo_exploration_ends(net):
@@ -408,19 +279,7 @@ def test_fedfomo_exploration_ends(net):
 def test_ifca_models_begin_with_the_same_numbers_in_another_order(net):
     models = make_initial_state(IFCA(clusters=3), net, 10, CPU).server["models"]
     assert_same(tree.take(models, 0), net.params)
-    for name, leaf in models.items():
+    for leaf in models.values():
         flat = leaf.flatten(1)
         assert torch.equal(flat.sort(1).values, flat[:1].sort(1).values.expand(3, -1))
         assert (flat[0] != flat[1]).any()
-        assert (flat[1] != flat[2]).any()
-        assert name in net.params
-    more = make_initial_state(IFCA(clusters=4), net, 10, CPU).server["models"]
-    assert_same(more["fc.weight"][:3], models["fc.weight"])
-
-
-def test_ifca_a_model_without_a_finite_loss_is_nobodys(net, federation):
-    state = make_initial_state(IFCA(clusters=3), net, 10, CPU)
-    for broken in (0, 1):
-        state.server["models"]["fc.bias"][broken] = torch.nan
-    job = find_eval_job(IFCA(clusters=3), net, federation, state, 0)
-    assert_same(job.params, tree.take(state.server["models"], 2))

@@ -8,14 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.optimize import linprog
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad_and_value
 
 from fedpfl import models
 from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Batch, FedProto, FedRolex, FedSPU, FjORD, FlexFL, HeteroFL, SubFLOT
 from fedpfl.methods.shared import neurons, transport
@@ -39,12 +38,6 @@ def share(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def chosen(active: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Numbers of the active neurons of conv and of fc."""
-    assert active[-1]
-    return active[:4].nonzero().flatten().tolist(), active[4:16].nonzero().flatten().tolist()
-
-
 @pytest.mark.parametrize(
     ("width", "rounding", "expected"),
     [
@@ -66,27 +59,6 @@ def test_exact_shares_are_not_rounded_away():
             assert kept.unique().tolist() == [hundredths]
 
 
-def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
-    score = torch.tensor([1.0, 5.0, 5.0, -2.0, *torch.arange(12).tolist()])
-    assert chosen(neurons.top_neurons(PLAN, share(0.25), score)) == ([1], [9, 10, 11])
-    assert chosen(neurons.top_neurons(PLAN, share(0.5), score)) == ([1, 2], [6, 7, 8, 9, 10, 11])
-    equal = chosen(neurons.top_neurons(PLAN, share(0.5), torch.zeros(16)))
-    assert equal == ([0, 1], [0, 1, 2, 3, 4, 5])
-
-
-@pytest.mark.parametrize(
-    ("hidden", "told"),
-    [
-        ([nn.Linear(4, 4), nn.PReLU()], "cannot tell this one's neurons: 1: PReLU has no known"),
-        ([nn.Flatten()], "this one has no hidden neurons"),
-    ],
-)
-def test_networks_without_neurons_that_are_known_say_so(hidden, told):
-    net = models.Net(nn.Sequential(*hidden, nn.Linear(4, 3)))
-    with pytest.raises(FedpflError, match=told):
-        neurons.build_plan(net.params, net.parts)
-
-
 EVERYONE = list(range(10))
 
 
@@ -95,7 +67,6 @@ EVERYONE = list(range(10))
     [
         ("fedspu_emnist", (1, 28, 28), 62, (12418, 25062, 37994, 51214, 64722)),
         ("fedspu_cifar10", (3, 32, 32), 10, (5228, 20542, 45942, 81428, 134902)),
-        ("fedspu_speech", (1, 32, 32), 35, (3685, 8135, 13385, 19435, 26285)),
     ],
 )
 @pytest.mark.parametrize("kind", [FedSPU, FjORD])
@@ -118,10 +89,9 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
     [
         (FedSPU(), "width", dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0), 20)),
         (FlexFL(), "device", {0: 40, 1: 30, 2: 30}),
-        (FlexFL(devices=(0, 3, 1)), "device", {1: 75, 2: 25}),
         (SubFLOT(), "rate", dict.fromkeys((0.0, 0.25, 0.5, 0.75), 25)),
     ],
-    ids=["fedspu", "flexfl", "flexfl-none", "subflot"],
+    ids=["fedspu", "flexfl", "subflot"],
 )
 def test_sizes_come_in_blocks_or_at_random(method, entry, wanted, net):
     """wanted: of a hundred clients."""
@@ -212,27 +182,6 @@ def shares(net, **values):
     return counts, server["levels"]
 
 
-def test_flexfl_an_embedding_is_a_layer_of_its_group():
-    """Shares of 100 s / gamma of 32 and 32 neurons by hand; s = 1 where there is no ReLU behind."""
-    net = models.build_network("text", (5,), 4, 0)
-    largest = math.log(20_000 * 32)
-    worth = (1.0, 1 - 0.9 * math.log(33 * 32) / largest)
-    assert shares(net)[1].equal(shares(net, apoz=(0.0, 0.0))[1])
-    for target, level in zip((0.25, 0.5), shares(net, apoz=(0.0, 0.9))[1], strict=False):
-        for gamma in range(1, 1000):
-            a, b = (max(1, int(min(1, 100 * own / gamma) * 32 + 1e-9)) for own in worth)
-            if abs(20_000 * a + (a + 1) * b + 4 * b + 4 - target * 641_188) <= 0.05 * 641_188:
-                break
-        assert [int(part.sum()) for part in level[:-1].split([32, 32])] == [a, b]
-    assert a != b
-
-
-def test_flexfl_as_far_from_the_target_as_the_tolerance_is_within_it():
-    """Half of Tiny's 4 channels and 12 units makes 169 scalars, the next smaller shares make 90."""
-    values = {"levels": (60 / 549, 1.0), "devices": (1, 1), "tolerance": 169 / 549 - 60 / 549}
-    assert chosen(shares(tiny(), **values)[1][0]) == ([0, 1], [0, 1, 2, 3, 4, 5])
-
-
 def test_flexfl_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
     states, outcomes = record_rounds(FlexFL(), net, federation, engine=backend)
     size = [round(share * tree.size(net.params)) for share in shares(net)[0]]
@@ -257,7 +206,6 @@ def test_flexfl_a_device_cuts_down_what_it_cannot_hold(backend, net, federation)
         ("resnet8", (3, 32, 32), {"norm": "group", "stem": "small"}),
         ("cnn4", (1, 28, 28), {}),
         ("text", (16,), {"vocabulary": 50}),
-        ("lstm", (16,), {"vocabulary": 50, "width": 32}),
     ],
 )
 def test_subflot_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
@@ -282,9 +230,7 @@ def costs(sources: int, targets: int) -> Tensor:
     return torch.rand(sources, targets, generator=torch.Generator().manual_seed(0)).double()
 
 
-@pytest.mark.parametrize(
-    ("sources", "targets"), [(5, 5), (8, 4), (4, 8), (8, 6), (1, 7), (7, 1), (11, 13)]
-)
+@pytest.mark.parametrize(("sources", "targets"), [(5, 5), (8, 4), (4, 8), (8, 6), (1, 7)])
 def test_subflot_transport_costs_least(sources, targets):
     """Against a linear program between uniform marginals; by assignment of copies and by linear
     program alike.
@@ -298,17 +244,6 @@ def test_subflot_transport_costs_least(sources, targets):
     shares = np.repeat([1 / sources, 1 / targets], [sources, targets])
     best = linprog(cost.ravel(), A_eq=np.concatenate(given), b_eq=shares)
     assert (amounts * cost).sum() / whole == pytest.approx(best.fun, abs=1e-9)
-
-
-@pytest.mark.parametrize("mode", ["one", "balanced"])
-@pytest.mark.parametrize(("sources", "targets"), [(4, 4), (7, 5), (5, 7)])
-def test_subflot_without_distances_there_is_a_move(mode, sources, targets):
-    for bad in (math.nan, math.inf):
-        cost = costs(sources, targets)
-        cost[2, 1] = bad
-        move = transport.match_neurons(cost, mode)
-        arrived = min(sources, targets) if mode == "one" else targets
-        assert float(move.sum()) == pytest.approx(arrived)
 
 
 def test_subflot_dense_networks_travel_and_nothing_else(backend, net, federation):

@@ -45,7 +45,6 @@ from fedpfl.privacy.samples import compute_epsilon
 from fedpfl.testing.toy import CPU, EVERYONE, LOCAL, TRAIN, as_engine, tiny, tiny_federation
 from tests.conftest import (
     BACKENDS,
-    CASES,
     assert_close,
     assert_same,
     keep_only,
@@ -227,17 +226,6 @@ def test_secrets_are_apart_by_key_context_and_purpose():
     twins = draw_noise({"one": torch.zeros(9), "other": torch.zeros(9)}, 1.0, secret, 1)
     assert not torch.equal(twins["one"], twins["other"])
     assert repr(secret) == "Secret()"
-
-
-def test_of_all_others_it_can_be_foreseen():
-    for case in CASES:
-        name, values = case.values
-        method = METHODS[name](**values)
-        if method.server_sees != SEES[0] or name in ("local_only", "pfedfda"):
-            continue
-        net = tiny(pairs=method.pairs)
-        server, client = method.init(net.params, net.parts)
-        untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
 
 
 # The account
@@ -493,9 +481,7 @@ def test_each_client_spends_by_its_own_rate_steps_and_rounds():
 REFUSED = {
     "fedas": "looks at samples outside its training steps",
     "fedproto": "nobody has said that its loss is a mean over single samples",
-    "fedcp": "means of features of a minibatch",
     "scaffold": "looks at gradients",
-    "pfedme": "makes its own steps",
 }
 
 

@@ -152,19 +152,6 @@ def test_flame_averages_the_clipped_majority_of_one_direction(hostile):
     assert_same(defence.find_majority(rows), ~is_hostile)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_equal_uploads_are_their_aggregate(name):
-    rows = draw_rows(2)[:1].expand(11, 6) / 10
-    torch.testing.assert_close(combine(RULES[name], rows), rows[0])
-
-
-def test_nobody_to_bear_is_the_mean():
-    rows = draw_rows(4)
-    kinds = (defence.TrimmedMean, defence.MultiKrum, defence.Bulyan)
-    for rule in (*(kind(f=0) for kind in kinds), defence.NormBound(1e6, 0.0)):
-        torch.testing.assert_close(combine(rule, rows), rows.mean(0))
-
-
 BREAKDOWN = {
     **dict.fromkeys(("trimmed_mean", "krum", "multi_krum", "bulyan"), 2),
     **dict.fromkeys(("median", "geometric_median"), 5),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedpfl.engine import RoundSetup, make_backend, make_initial_state, play_round, untrained_upload
-from fedpfl.engine.hostile import forge_uploads
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -84,12 +83,6 @@ def test_hidden_uploads_go_as_far_as_their_bounds(direction):
         assert cosine == pytest.approx(1)
 
 
-def test_who_sees_equal_uploads_sends_these():
-    uploads = make_uploads()._replace(rows=torch.ones(9, 5).double())
-    for attack in (forgery.MinMax(), forgery.MinSum(), forgery.LittleIsEnough(knowledge="fellows")):
-        assert_close(attack.forge_rows(uploads).expand(5), torch.ones(5).double())
-
-
 def test_noise_has_its_deviation_and_is_each_attackers_own():
     uploads = make_uploads()._replace(rows=torch.zeros(9, 40_000))
     forged = forgery.Noise(deviation=0.3).forge_rows(uploads)
@@ -135,20 +128,6 @@ def test_the_server_learns_from_forged_uploads(name, backend):
         assert_same(play(method, backend, find_adversary(attack)).server, plain.server)
 
 
-def test_updates_are_counted_by_the_names_of_entries():
-    """In whatever order an upload lists them."""
-    method = METHODS["fedavg"]()
-    before = make_initial_state(method, tiny(), 6, CPU)
-    uploads = participate(method, tiny(), tiny_federation(), before, COHORT).uploads
-    adversary, weights = find_adversary(forgery.SignFlip(clients=(1, 4))), torch.full((4,), 0.25)
-    reordered = dict(reversed(uploads.items()))
-    forged = [
-        forge_uploads(adversary, method, before, COHORT, weights, own, seed=0)
-        for own in (uploads, reordered)
-    ]
-    assert_same(*forged)
-
-
 def test_a_defence_is_the_mean_of_the_method():
     """Every upload becomes the aggregate, whatever a server does with the mean: FedAdam's step."""
     method = METHODS["fedadam"]()
@@ -167,12 +146,8 @@ def test_attackers_are_drawn_by_seed_or_named_and_attack_in_their_rounds():
     assert [len(attackers) for attackers in drawn] == [20] * 3
     assert Attack(clients=(4, 0)).draw_attackers(numbers, 0) == [0, 2]
     assert Attack(share=0.0).draw_attackers(numbers, 0) == []
-    for attack, message in {
-        Attack(clients=(3,)): "there is no client 3 among the 100",
-        Attack(share=0.004): "attack.share=0.004 of 100 clients is nobody",
-        Attack(clients=tuple(numbers)): "nobody be left to evaluate",
-    }.items():
-        assert message in one_line(lambda attack=attack: attack.draw_attackers(numbers, 0))
+    told = one_line(lambda: Attack(clients=(3,)).draw_attackers(numbers, 0))
+    assert "there is no client 3 among the 100" in told
     active = [number for number in range(1, 10) if Attack(from_round=3, every=3).is_active(number)]
     assert active == [3, 6, 9]
 
@@ -190,21 +165,6 @@ def test_labels_are_flipped_at_attackers_alone():
     (triggered,) = adversary.triggered
     assert [len(test) for test in triggered.test] == [0, 3, 0, 0, 14, 1]
     assert torch.equal(triggered.y[triggered.test[4]], (clean.y[clean.test[4]] + 1) % CLASSES)
-
-    # One class is flipped into one. Users name classes, and are told the names.
-    named = dataclasses.replace(clean, class_names=tuple("abcdefghij"[:CLASSES]))
-    adversary = find_adversary(LabelFlip(clients=(4,), source="b", target="d"), named)
-    assert adversary.attack.describe_classes(named).startswith(
-        " (class b becomes class d, of a, b,"
-    )
-    poisoned = adversary.poisoned
-    labels, flipped = clean.y[clean.train[4]], poisoned.y[poisoned.train[4]]
-    assert bool((labels == 1).any())
-    assert torch.equal(flipped, torch.where(labels == 1, 3, labels))
-    (triggered,) = adversary.triggered
-    for client in (0, 1, 2, 3, 5):
-        assert len(triggered.test[client]) == int((clean.y[clean.test[client]] == 1).sum())
-        assert bool((triggered.y[triggered.test[client]] == 3).all())
 
 
 PATTERNS = {

@@ -15,29 +15,14 @@ SMALL = (
     *("model=mlp", "model.hidden=[8]", "local.epochs=1", "checkpoint.seconds=0"),
 )
 LINES = """
-attack.name=backdor | attack.name must be
 attack=label_flip attack.share=1 | attack.share must be at least 0 and below 1
-attack=label_flip attack.clients=[] | attack.clients must be null, or the numbers of one client or more
 attack=backdoor attack.from_round=3 | none of its 1 clients is drawn in a round of the attack, from attack.from_round=3 to rounds=2
-attack=label_flip attack.source=1 | attack.target must be set where source is
-attack=label_flip attack.source=1 attack.target=1 | attack.target must be another class than source
-attack=label_flip attack.source=10 attack.target=1 | attack.source must be below 10
-attack=label_flip +attack.pattern=patch | attack.pattern is not a key here
-attack=backdoor attack.target=10 | attack.target must be below 10
-attack=backdoor attack.size=29 | attack.size must be at most 28
-attack=backdoor attack.parts=10 | attack.parts must be at most 9, the pixels of the pattern
 attack=backdoor eval.common=true | honest clients alone
-attack=sign_flip method=fedmp | send up more than numbers that can be averaged; choose attack=label_flip
 attack=sign_flip method=fedamp | nobody knows what an upload without training would be; choose
 defence=krum method=fedfomo | the server of method=fedfomo sees more
-defence=trimmed_mean defence.f=-1 | defence.f must be 0 or more
-defence=trimmed_mean defence.f=4 | needs 9 uploads in every round, and a cohort is 7 clients
 defence=bulyan defence.f=2 | needs 11 uploads in every round, and a cohort is 7 clients
-defence=median method=local_only | send nothing up
-defence=norm_bound method=pfedfda | nobody knows what an upload without training would be; use defence=mean
 defence=median method=fedproto | replaces a mean of uploads, and the server of method=fedproto sees more
 defence=krum system=simulated | needs 5 uploads in every round, and a round with system=simulated or stopping.early may have fewer
-defence=trimmed_mean stopping.early=true validation=0.2 | a round with system=simulated or stopping.early may have fewer
 defence=median privacy=client privacy.noise=1 | privacy=client accounts for a mean of uploads alone
 defence=median model=resnet8 model.norm=batch | method.statistics=local
 """
@@ -114,7 +99,6 @@ def test_the_honest_alone_are_evaluated_and_a_table_says_who_attacks(attacked):
 
 TWO_CLASSES = """
 method=knn_per method.lam=null
-method=fedper
 method=ditto model=lenet5
 method=pfedfda eval.classes=own
 """
@@ -149,7 +133,6 @@ def test_before_its_first_round_an_attack_is_none_and_a_stopped_run_goes_on(atta
 COMBINATIONS = """
 method=fedavg attack=backdoor attack.share=0.2 unseen=0.2 validation=0.2 eval.finetune_epochs=1 defence=median => unseen_ft_asr
 method=fedavg attack=lie attack.share=0.3 privacy=client privacy.noise=2 privacy.seed=1 => epsilon
-method=fedavg attack=sign_flip attack.share=0.2 system=simulated system.dropout=0.3 defence=geometric_median => sim_seconds
 method=fedproto attack=backdoor attack.share=0.2 attack.parts=2 eval.classes=own => asr_pooled
 """
 """Words => a column that has a number in the last row."""
