@@ -1,10 +1,8 @@
 """Every experiment composes into settings that its parts take, and that its paper or code states."""
 
 import functools
-import itertools
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +12,15 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedpfl.config.choices import list_choices
 from fedpfl.config.group_options import read_group
 from fedpfl.config.resolution import resolve_config
-from fedpfl.config.run_location import register_resolver, run_subdir
+from fedpfl.config.run_location import register_resolver
 from fedpfl.config.schema import SETTINGS
 from fedpfl.data import datasets
 from fedpfl.ground.identity import identity
-from fedpfl.methods import METHODS
 from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
@@ -100,33 +97,6 @@ def test_an_experiment_composes(name):
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         for overrides in chosen:
             assert_fits(compose("train", overrides=overrides))
-
-
-def test_an_experiment_says_how_to_run_it_and_is_listed():
-    listed = (ROOT / "docs/experiments.md").read_text()
-    for name in EXPERIMENTS:
-        text = (ROOT / f"conf/experiment/{name}.yaml").read_text()
-        assert text.startswith("# @package _global_\n# "), name
-        head = "\n".join(itertools.takewhile(lambda line: line[:1] == "#", text.splitlines()))
-        assert re.search(rf"# Run: .*(experiment={name}\b|make \w+)", head), name
-        assert f"`{name.partition('/')[2] or name}`" in listed, name
-
-
-def test_every_method_takes_part():
-    """But for those that need held-out samples, where all train on all, or an adapter."""
-    without_adapter = {name for name, method in METHODS.items() if not method.pairs}
-    assert sweep("smoke")["method"] == sorted(without_adapter)
-    held_out = {"fedfomo", "fedobp_adaptive"}
-    assert sweep("fedobp/all_methods")["method"] == sorted(without_adapter - held_out)
-
-
-def test_experiments_of_a_paper_run_in_one_place() -> None:
-    base = resolved("experiment=fedobp/table3", "dataset=fmnist", "method=fedavg")
-    assert run_subdir(base, "fedobp/table3").startswith("fedobp/fedavg/")
-    assert run_subdir(base, "fedobp/table3", "quick").startswith("fedobp_quick/fedavg/")
-    assert run_subdir(base, "demo").startswith("demo/fedavg/")
-    sweep = OmegaConf.to_container(composed("experiment=fedobp/table3").hydra.sweep, resolve=False)
-    assert sweep == {"dir": "outputs", "subdir": "${fedpfl.run_subdir:}"}
 
 
 def test_the_default_is_the_papers_fedobp():

@@ -19,7 +19,6 @@ import yaml
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from fedpfl.config.resolution import resolve_config
-from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published, queue
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.filling import fill_table
@@ -420,8 +419,6 @@ def test_the_papers_own_rule_is_the_default(tmp_path, capsys):
     add(tmp_path, "short", 90.0, "fedper", local=SLOW)
     assert main(["paper", "fedobp/table4", str(tmp_path)]) == 0
     assert "No evaluation that this rule judges yet (--select last)" in capsys.readouterr().out
-    assert main([*words, "--select", "as-published", "--every", "50"]) == 2
-    assert "--select as-published has rounds and accuracy of its own" in capsys.readouterr().err
 
 
 def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monkeypatch) -> None:
@@ -450,9 +447,6 @@ def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monke
     method = ["experiment=fedobp/table4", "method=local_only", "local.momentum=0.7"]
     assert first == [*method, "dataset=mnist", "partition.alpha=0.1", "data_dir=DIR"]
     assert ("dataset=mnist" in second, cut) == (True, "cut")
-    assert main(["paper", "fedobp/figure4", str(root), "--fill", "30m"]) == 2
-    with pytest.raises(SystemExit):
-        main([*words[:4], "30"])
 
 
 # Figures
@@ -539,16 +533,6 @@ def test_fedselects_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lines == {"FedAvg": [136, 131], **tuned, "FedPer": [61, 62, 63, 64]}
 
 
-def test_a_figure_without_marks_is_not_written(tmp_path: Path) -> None:
-    """FedBABU is judged after fine-tuning, and this run has none."""
-    dealt = {"name": "shuffled_shards", "samples_per_client": 100, "alpha": None}
-    run = add(tmp_path, "a", 30.0, "fedbabu", dataset="cifar10", partition=dealt)
-    add_columns(run, ft_accuracy_pooled=[math.nan] * 4)
-    with pytest.raises(FedpflError, match="nothing to draw in fedselect_figure2"):
-        FIGURES["fedselect/figure2"].draw("fedselect/figure2", groups(runs(tmp_path)), run, LAST)
-    assert not [*run.glob("*.png")]
-
-
 def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figure 2 has the exact gradient, Figures 3 and 4 the approximated one, a panel per alpha."""
     default = PURIN | {"tau": 0.5, "score": "delta"}
@@ -606,15 +590,3 @@ def test_shares_of_layers_by_hand(everything: Path) -> None:
     assert list(shares) == ["conv1", "fc"]
     assert shares.index.tolist() == [2, 3, 4]  # in the first round nobody has any
     assert shares["conv1"].tolist() == [0.75, 0.5, 0.25]
-
-
-def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, told in read_cases("""
-        table9 => table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3
-        table3 => table3 is in several papers; name one of fedobp/table3, fedpurin/table3, fedselect/table3, fedspu
-        figure6 => no runs for fedobp/figure6; run `python -m fedpfl.train experiment=fedobp/figure6`
-    """):
-        assert main(["paper", name, str(root)]) == 2
-        shown = capsys.readouterr().err
-        assert shown.startswith(f"fedpfl: {told}")
-        assert shown.count("\n") == 1

@@ -80,16 +80,10 @@ REFUSED = r"""
 unseen=0.25 => a federation has no newcomers; set unseen=0
 eval.common=true => a federation has samples at their nodes; leave out eval.common
 system=simulated => real time, .* set system=none
-shift=rotation shift.at=[2] => nodes that hold what they hold; leave out shift\.at
-federate.minimum=0 => federate.minimum must be 1 or more, got 0
 federate.minimun=1 => federate.minimun
-task=survival partition=iid => no time at which all are judged
 method=centralized => samples that stay at nodes; centralized training is for train
 attack=lie attack.share=0.5 => nodes that play .* honestly; set attack=none
-method=fedavg,fedper => is a sweep, and this is one run
 SITES shift.label_noise=0.1 => shift lays anew what clients hold
-SITES partition=iid => partition=iid deals samples to clients
-SITES dataset.only=[0,1] => dataset.only leaves out labels, and samples are at their nodes
 SITES dataset.missing=median => dataset.missing=median needs the values of all sites, and samples are at
 """
 

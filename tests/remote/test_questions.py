@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.remote import app, wire
 from fedpfl.remote.node import NodePolicy
@@ -149,30 +148,6 @@ def test_an_evaluation_over_some_clients_is_no_score(here):
     assert "2 of 4 clients did not answer the evaluation" in (path / "run.log").read_text()
     scores = [row["accuracy"] for row in read_table(path / "clients.csv")]
     assert scores.count("") == 2
-
-
-# ---- Files
-
-
-def test_no_file_is_written_through_a_link(here):
-    words = ["method=ditto", "dataset=digits", *TINY[1:], "rounds=1", "participation=1"]
-    words += ["federate.timeout=0.01"]
-    outside = here / "outside"
-    outside.write_text("as it was")
-    path = app.run_server(InProcessGrid(make_nodes(words)), words)
-    for name in ("wire.csv", ".wire.csv.tmp"):
-        (path / name).unlink(missing_ok=True)
-        (path / name).symlink_to(outside)
-        log = app.WireLog(path)
-        with pytest.raises(FedpflError):
-            log.on_begin(type("Info", (), {"start_round": 0, "identity": ""}))
-        (path / name).unlink(missing_ok=True)
-    (state,) = here.glob("node0/*/client0/round1.pt")
-    state.with_name(".round1.pt.tmp").symlink_to(outside)
-    again = [*words, "restart=true", "federate.minimum=4"]
-    with pytest.raises(FedpflError, match="3 of 4 clients answered"):
-        app.run_server(InProcessGrid(make_nodes(words)), again)
-    assert outside.read_text() == "as it was"
 
 
 # ---- One set of sites

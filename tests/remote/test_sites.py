@@ -141,13 +141,8 @@ FORMS = {
     "numbers": (write_numbers, ["task=regression", "stopping.early=true", "rounds=2"]),
     "pixels with test parts": (write_pixels, ["partition.test_fraction=null"]),
     "measures": (write_arrays, ["metrics=[precision,balanced,auroc,ece]"]),
-    "measures of labels": (
-        write_several_labels,
-        ["task=multilabel", "dataset.label=[flu,asthma]", "metrics=[specificity,auprc]"],
-    ),
     "tables": (write_tables, TABLE),
     "arrays": (write_arrays, []),
-    "arrays, one constant set": (write_arrays, ["dataset.mean=[0.,1,2,3,4]"]),
     "tokens": (write_tokens, ["model=text"]),
     "folders": (write_folders, ["dataset.size=8"]),
     "own classes": (write_arrays, ["eval.classes=own"]),
@@ -255,7 +250,6 @@ def rename_column(path: Path) -> None:
 
 
 DIFFERENCES = {
-    "shape": ({"x": np.zeros((38, 6), np.float32)}, r"chur: samples are float32 \[6\]"),
     "texts": ({"y": np.array(["a", "b"] * 19)}, "labels are texts, and those of"),
     "test part": ({"test_from": 9}, "chur.npz has a test part of its own; set part"),
     "columns": (rename_column, "chur.* differ in columns age, years"),
@@ -284,12 +278,7 @@ def test_as_many_sites_as_clients_must_come(here):
         FedpflError, match=r"4 sites came .*\(aachen, berlin, chur, .* clients=3; .* set clients=4"
     ):
         app.run_server(InProcessGrid(make_nodes(three)), three)
-    few = InProcessGrid({number: nodes[number] for number in range(3)})
-    with pytest.raises(
-        FedpflError, match=r"3 sites came within 0\.01 seconds \(\w+, \w+, \w+\), and clients=4"
-    ):
-        app.run_server(few, PLAIN)
-    twice = InProcessGrid({**few.node_by_id, 3: nodes[2]})
+    twice = InProcessGrid({**nodes, 3: nodes[2]})
     with pytest.raises(FedpflError, match="two nodes call their site"):
         app.run_server(twice, PLAIN)
     with pytest.raises(FedpflError, match="clients must say how many there are"):
@@ -337,13 +326,11 @@ def change_form(**fields):
 
 HOSTILE_FACTS = {
     "vast samples": {**honest_facts(), "samples": 10**18},
-    "a test part beyond": {**honest_facts(), "test_from": 38},
     "a name of two lines": {**honest_facts(), "name": "chur\nround 1/3"},
     "a million classes": change_form(labels=[*map(str, range(10**6))]),
     "a vast shape": change_form(shape=[10**6, 10**6]),
     "another type": change_form(dtype="object"),
     "columns twice": change_form(columns=[["age", "age"], {}, []]),
-    "categories elsewhere": change_form(columns=[["age"], {"ward": ["a"]}, []]),
     "empty cells elsewhere": change_form(columns=[["age"], {}, ["ward"]]),
 }
 
@@ -352,8 +339,6 @@ HOSTILE_SUMS = {
     "nan": [[float("nan"), 1, 2]],
     "another number of channels": [[1, 1, 2], [1, 1, 2]],
     "squares that are too small": [[10 * 2**FLOAT_BITS, 1, 2]],
-    "too large": [[2**400, 2**800, 2]],
-    "fewer values": [[1, 1, 1]],
 }
 
 
@@ -400,11 +385,6 @@ def agree_sites(*names, samples=47):
 
 HOSTILE_AGREEMENTS = {
     "other sizes": (agree_sites("davos", samples=40), r"davos has 47 samples, .* and had 40"),
-    "other names": (agree_sites("a"), "is no site of this federation"),
-    "test parts": (
-        {"sites": [*agree_sites("a")["sites"], {"name": "b", "samples": 9, "test_from": 1}]},
-        "test parts of some sites",
-    ),
     "nan": ({"mean": [float("nan")] * 5}, "mean.0: Input should be a finite number"),
     "another form": (
         {"form": change_form(shape=[6], labels=["0", "1", "2"])["form"]},

@@ -54,10 +54,6 @@ def change_uploads(change):
     return change_found(lambda found: found._replace(uploads=tree.map(change, found.uploads)))
 
 
-def add_metric(found):
-    return found._replace(metrics={**found.metrics, "more": torch.tensor(1.0)})
-
-
 FEWER_BITS = Traffic(torch.tensor(-5), torch.tensor(-5))
 OTHER_KEY = {**KEY, "data": "9"}
 OTHER_DATA = "it has data 9, the server 123; give both the same command, data and packages"
@@ -65,12 +61,10 @@ NODE_FAULTS = {
     "vanished": (lambda answer: None, "no answer within 0.01 seconds"),
     "too large": (lambda answer: answer + bytes(2**21), "of .* bytes, where .* are the most"),
     "not finite": (change_uploads(lambda leaf: leaf / 0), "numbers that are not finite"),
-    "late": (change_about(asks={}), "to another question"),
     "configuration": (change_about(key=OTHER_KEY), OTHER_DATA),
     "samples it has not": (change_counts(total=10**9), r"of 1,000,000,000 samples"),
     "negative traffic": (change_fields(up=FEWER_BITS), "traffic or FLOPs that cannot be"),
     "another client": (change_fields(client_ids=torch.tensor(0)), "it answers for client 0"),
-    "one more metric": (change_found(add_metric), "of another form"),
     "a test result alone": (change_found(lambda found: {"test": found.after}), "of another kind"),
 }
 
@@ -79,12 +73,9 @@ NODE_FAULTS = {
     ("name", "right", "wrong"),
     [
         ("precision", [[3, 0, 1, 1], [1, 1, 3, 0]], [[3, 0, 1, 1], [1, 1, 3, 1]]),
-        ("kappa", [[5, 0, 0, 0]], [[6, 0, 0, -1]]),
         ("auroc", float("nan"), 1.5),
         ("ece", 0.0, -0.1),
-        ("squared_error", 2.0, -2.0),
         ("label_spread", 0.0, float("inf")),
-        ("label_mean", -2.0, float("nan")),
     ],
 )
 def test_a_measure_that_samples_cannot_have_is_refused(name, right, wrong):
@@ -203,14 +194,12 @@ def forge(form):
 FORGED = {
     "expanded": ["leaf", "0", [4_000_000_000]],
     "many axes": ["leaf", "0", [1] * 10_000],
+    "unknown": ["pickle", "0"],
     "too many": ["leaf", "0", [200_000]],
-    "negative": ["leaf", "0", [-1]],
-    "no size": ["leaf", "0", ["4"]],
     "bits": ["bits", "0", [1], [10**12]],
     "mask": ["selected", "Masked", {"a": [10**10]}, ["none", ""], [["leaf", "0", [0]]]],
     "masks": ["selected", "Masked", [[2**30]] * 100, ["all", ""], []],
     "deep": '["dict", {"a": ' * 9_000 + '["dict", {}]' + "}]" * 9_000,
-    "unknown": ["pickle", "0"],
 }
 
 

@@ -12,7 +12,6 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.load import runs
 from fedpfl.report.table import Table
-from fedpfl.report.tables import accuracy_table
 from tests.report.test_report import amend, row_of, write_run
 
 FEDPER, LOCAL = {"name": "fedper"}, {"name": "local_only"}
@@ -67,20 +66,6 @@ def test_harm_by_hand(root: Path) -> None:
     assert math.isnan(row["harmed_fedavg_seed_std"])
 
 
-def test_the_baselines_are_rows_too(root: Path) -> None:
-    table = table_of(root)
-    tuned, local = row_of(table, "FedAvg"), row_of(table, "Local-Only")
-    told = [tuned[key] for key in ("accuracy", "harmed_local_only", "loss_local_only")]
-    assert told == [50, 10, 38.5]
-    assert (local["harmed_fedavg"], local["change_fedavg"]) == (90, -90)
-    assert math.isnan(tuned["harmed_fedavg"])
-    assert math.isnan(local["harmed_local_only"])
-    assert "FedAvg's after fine-tuning (FedAvg+FT)" in table.caption
-    names = [*accuracy_table(runs(root)).frame["method"]]
-    assert [*table.frame["method"]] == names, "rows are named alike"
-    assert table.notes == ()
-
-
 def test_means_over_seeds(root: Path) -> None:
     run(root / "fedavg/seed1", [0.0] * 10, [50.0] * 10, seed=1)
     run(root / "fedper/seed1", [40.0] * 5 + [60.0] * 5, method=FEDPER, seed=1)
@@ -125,7 +110,3 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
     assert math.isnan(row_of(table, "FedPer")["harmed_fedavg"])
     several = "Several FedAvg+FT fit, choose one by filters: "
     assert any(note.startswith(several) for note in table.notes)
-    told = fairness_table(runs(root / "far", root / "fedper"))
-    assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
-    words = "FedAvg+FT was run with another local.epochs, local.lr than: FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
-    assert words in told.notes

@@ -16,9 +16,7 @@ import pytest
 from fedpfl.record.columns import METRICS
 from fedpfl.report.__main__ import main
 from fedpfl.report.html import plotly_file_name, write_pages
-from fedpfl.report.page import drawing
-from fedpfl.report.page.data import MAX_POINTS
-from tests.report.test_report import add_columns, amend, write_run
+from tests.report.test_report import add_columns, write_run
 
 OBP = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}
 EVIL = """</script><script>document.documentElement.dataset.owned = 1</script><b id="x">&'"""
@@ -140,24 +138,6 @@ def test_the_command_writes_one_page_beside_the_script(tmp_path, capsys):
     assert capsys.readouterr().err == f"wrote {root / 'report' / 'a.html'}\n"
     assert ("script", {"src": plotly_file_name()}) in Page(root / "report" / "a.html").elements
     assert "plotly.js" in (root / "report" / plotly_file_name()).read_text(encoding="utf-8")[:99]
-    assert main(["html", str(root), "--out", str(root / "elsewhere")]) == 0
-    # Only the links know where the page lies, and it lies as deep.
-    assert (root / "elsewhere" / "a.html").read_bytes() == (root / "report" / "a.html").read_bytes()
-
-
-def test_runs_are_listed_and_shared_settings_said_once(root: Path) -> None:
-    amend(root / "a/fedavg/k2/seed0", status="failed", hours=1.5, error="out of\nmemory")
-    page = page_of(root)
-    heads = "status|experiment|method|data set|partition|seed|accuracy|fine-tuned|hours|bits|path"
-    assert page.cells["runs"][0] == heads.split("|")
-    rows = [row[:1] + row[2:7] for row in page.cells["runs"][1:]]
-    assert ["failed 4/4", "FedAvg", "FMNIST", "Dir(0.1)", "0", "87.00"] in rows
-    assert ["running 3/4", "FedPer", "FMNIST", "Dir(0.1)", "0", "99.00"] in rows
-    assert len(rows) == 4
-    assert f"{root / 'a/fedavg/k2/seed0'}: out of memory" in page.text
-    assert "local.lr0.01" in page.text
-    inner = {attrs["href"][1:] for tag, attrs in page.elements if tag == "a"}
-    assert inner <= {attrs.get("id") for _, attrs in page.elements}
 
 
 def test_curves_are_means_over_seeds_with_a_band(page: Page) -> None:
@@ -195,11 +175,6 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
     assert (box["text"][0], box["text"][-1]) == ("client 0, seed 0", "client 9, seed 1")
     assert page.traces("clients", "FedOBP", "fine-tuned")[0]["x"][0] == 52
     assert page.traces("clients", "FedAvg")[0]["x"] == [60, 80]
-    add_columns(root / "a/fedavg/k2/seed0", "clients", accuracy_low=43.444, accuracy_high=90.25)
-    page = page_of(root)
-    (box,) = page.traces("clients", "FedAvg", "before fine-tuning")
-    assert box["text"][0] == "client 2, seed 0, 95 %: 43.44 to 90.25"
-    assert "95 %" not in page.traces("clients", "FedAvg", "fine-tuned")[0]["text"][0]
 
 
 def test_partitions(root: Path) -> None:
@@ -210,19 +185,6 @@ def test_partitions(root: Path) -> None:
     assert heat["colorbar"] == {"tickvals": [0, 1], "ticktext": ["1", "10"]}
 
 
-def test_many_clients_and_rounds_are_thinned(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(drawing, "MAX_PARTITION_CELLS", 200)
-    folder = write_long(tmp_path / "x/fedobp/k/seed0", 1050, method=OBP)
-    write_clients(folder, [50.0] * 300)
-    page = page_of(tmp_path)
-    (heat,) = page.figure("partition")["data"]
-    assert (len(heat["x"]), heat["x"][0], heat["x"][-1]) == (100, "0", "299")
-    assert len(page.traces("clients", "FedOBP")[0]["x"]) == MAX_POINTS
-    (line,) = page.traces("curves", "FedOBP", ACCURACY)
-    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (MAX_POINTS, 5, 1050)
-    assert len(page.figure("masks")["data"][0]["x"]) == 100
-
-
 def test_everybodys_models_on_everybodys_samples(root: Path) -> None:
     """Of the first seed; the same clients across and down, and an unknown value is empty."""
     folder = root / "a" / "fedobp" / "k1"
@@ -231,10 +193,6 @@ def test_everybodys_models_on_everybodys_samples(root: Path) -> None:
     page = page_of(folder)
     (heat,) = page.figure("common", "FedOBP")["data"]
     assert (heat["x"], heat["y"], heat["z"]) == (["1", "4"], ["1", "4"], [[90, 10], [20, None]])
-    (folder / "seed0" / "common.csv").write_text("client,on_1\n1\n")
-    page = page_of(folder)
-    assert "without everybody's samples: " in page.text
-    assert page.data["common"] == []
 
 
 def test_masks(page: Page) -> None:

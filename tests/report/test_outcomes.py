@@ -12,7 +12,7 @@ from fedpfl.report.grouping import groups
 from fedpfl.report.load import runs
 from fedpfl.report.page import drawing
 from tests.report.test_fairness import FEDPER, PERSONAL, run, write_three
-from tests.report.test_report import read_output, write_run
+from tests.report.test_report import write_run
 
 
 @pytest.fixture
@@ -51,19 +51,6 @@ def test_sorted_clients_and_their_gains_by_hand(root, monkeypatch):
     differences = sorted([-10, -20, -3, 1, 2, 0, 0, 0, 0, 30])
     assert gains["FedPer"][places, 1] == pytest.approx([(y + 10) / 2 for y in differences])
     assert "FedAvg+FT" not in gains
-
-
-def test_what_cannot_be_drawn_is_said(root, capsys):
-    only = ["method=fedper", str(root), "--out", str(root / "out")]
-    assert main(["figures", *only]) == 0
-    assert "not drawn: gains_fmnist_dir_0.1: no run here has FedAvg+FT" in capsys.readouterr().err
-    read_output(capsys, "figures", *only, "--kind", "gains", code=2)
-    with pytest.raises(SystemExit):
-        main(["figures", *only, "--kind", "gain"])
-    assert "did you mean gains?" in capsys.readouterr().err
-    kinds = ("accuracy", "clients")
-    names = {path.stem for path in (root / "out").iterdir()}
-    assert names == {f"{kind}_fmnist_dir_0.1" for kind in kinds}
 
 
 # ---- one look everywhere

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from fedpfl.report.__main__ import main
-from tests.conftest import keep_quick
 from tests.report.test_report import add_columns, amend, config, read_csv, read_output, write_run
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\nmean‮|$x_1^{$ <b>&"
@@ -35,33 +34,11 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
         far = {"partition": {"alpha": 0.5}, "clients": 10, "rounds": 8}
         write_run(tmp_path / f"far{seed}", seed=seed, **far)
     out = read_output(capsys, "tables", tmp_path)[0]
-    assert max(map(len, out.partition("Test accuracy")[2].splitlines())) <= 120, "prose is wrapped"
     assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
     out = " ".join(out.split())
     near, far = "(FMNIST, Dir(0.1))", "(FMNIST, Dir(0.5))"
     assert f" Unless a row says otherwise: clients=100 {near}, clients=10 {far}, lr=0.01, " in out
     assert f"optimizer=sgd, partition.seed not set, rounds=4 {near}, rounds=8 {far}." in out
-    assert "Unless a row says otherwise: clients=100 (" in read_output(capsys, "ls", tmp_path)[0]
-    chosen = ("method=fedavg", "partition.alpha=0.5")
-    assert "Unless" not in read_output(capsys, "tables", tmp_path, *chosen)[0]
-    # Where they run, or how fast, is no world.
-    engine = {"backend": "batched", "workers": 3}
-    write_run(tmp_path / "gpu", method="ditto", engine=engine, device="cuda")
-    words = ("tables", tmp_path, "partition.alpha=0.1", "local.lr=0.01")
-    assert "Unless" not in read_output(capsys, *words)[0]
-
-
-def test_a_quantile_is_named_where_there_is_another(tmp_path, capsys):
-    obp = {"name": "fedobp", "score": "obp", "norm": "global"}
-    write_run(tmp_path / "a", method=obp | {"q": 0.98})
-    write_run(tmp_path / "b")
-    assert [row["method"] for row in table(capsys, tmp_path)] == ["FedAvg", "FedOBP"]
-    write_run(tmp_path / "c", method=obp | {"q": 0.9}, dataset="digits")
-    for words, labels in (
-        ((), ["FedOBP (q=0.9)", "FedAvg", "FedOBP (q=0.98)"]),
-        (("dataset=fmnist",), ["FedAvg", "FedOBP"]),
-    ):
-        assert [row["method"] for row in table(capsys, tmp_path, *words)] == labels
 
 
 def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path, capsys):
@@ -113,20 +90,6 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path, capsys):
         plain = r"\n\x20-\x7e\u00a0-\u024f\u0394\u2013-\u2022\u2026\u2500-\u257f"
         strange = {*re.findall(f"[^{plain}]", out + err)}
         assert not strange, (words, strange)
-
-
-STRANGE_NAMES = ("a$\\frac{$", "x" * 3000, "name\x00\x1b[31m")
-
-
-@pytest.mark.parametrize("name", keep_quick(STRANGE_NAMES))
-def test_figures_take_any_name(name: str, tmp_path: Path, real_figures: None) -> None:
-    write_run(tmp_path / "a", method=name, dataset=name)
-    write_run(tmp_path / "b", method={"name": name, "k": 1}, dataset=name)
-    words = ["figures", str(tmp_path), "--out", str(tmp_path / "out"), "--kind", "clients"]
-    assert main(words) == 0
-    written = [*(tmp_path / "out").iterdir()]
-    assert len(written) == 2
-    assert all(3000 < path.stat().st_size < 400_000 for path in written)
 
 
 # Numbers that are not finite

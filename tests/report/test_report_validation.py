@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.layout import Selection
-from fedpfl.papers.subflot.tables import measure_domain
 from fedpfl.report import runs
 from fedpfl.report.load import read_run
-from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
-from tests.report.test_html import ACCURACY, page_of, write_clients
-from tests.report.test_report import add_columns, read_refusal, row_of, write_run
+from tests.report.test_html import write_clients
+from tests.report.test_report import add_columns, row_of, write_run
 
 TEST = {1: 60.0, 2: 80.0, 3: 75.0, 4: 70.0}
-NEW = ("val_accuracy", "unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy")
 
 
 def hold_out(
@@ -73,13 +68,6 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert row["unseen_accuracy_seed_std"] == 2**0.5
     assert (row["unseen_accuracy_worst10"], row["unseen_ft_accuracy"]) == (24.0, 55.0)
     assert (row["gap"], row["gap_seed_std"]) == (16.0, pytest.approx(2**0.5))  # 70 - 53 and 70 - 55
-    text = render(table, "markdown")
-    heads = "| validation mean | unseen mean | unseen worst 10% | unseen, fine-tuned mean | unseen gap | values down"
-    assert heads in text
-    assert "| 76.50(19.09) | 54.00(1.41) | 24.00(1.41) | 55.00(1.41) | +16.00 |" in text
-    assert "the participation gap, mean before minus unseen mean, in points" in text
-    names = list(table.frame)
-    assert names.index("val_accuracy") == names.index("ft_accuracy_pooled_seed_std") + 1
 
 
 def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
@@ -90,14 +78,6 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     assert len(run.clients) == 4
     write_clients(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read_run(run.path).participating_clients) == 4
-
-
-def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
-    accuracies = [10.0 * number for number in range(1, 9)]
-    run = read_run(write_clients(write_run(tmp_path / "run"), accuracies, unseen={1, 2, 4, 5}))
-    row = run.evaluations.iloc[-1]
-    means = [measure_domain(place, run, row, Selection()) for place in range(4)]
-    assert means == pytest.approx([10.0, 40.0, float("nan"), 75.0], nan_ok=True)
 
 
 # ---- Simulated hours, and what a target costs
@@ -120,20 +100,6 @@ def test_tables_tell_simulated_hours_and_those_to_a_target(simulated: Path) -> N
     add_columns(simulated / "fedper", sim_seconds=[1.0, None, 1.0, 1.0])
     row = row_of(accuracy_table(runs(simulated), chosen=keys), "FedPer")
     assert math.isnan(row["sim_hours"]), "a round without a record makes the sum unknown"
-    best = accuracy_table(runs(simulated), select="best-checkpoint", chosen=keys)
-    assert row_of(best, "FedAvg")["sim_hours"] == 0.5
-    with pytest.raises(FedpflError, match=r"no such column: one of .*, got 'sim_hours@high'"):
-        accuracy_table(runs(simulated), chosen=["sim_hours@high"])
-
-
-def test_curves_run_over_simulated_hours(
-    simulated: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (line,) = page_of(simulated).traces("curves", "FedPer", ACCURACY, "simulated hours")
-    assert line["x"] == [1.0, 4.0]
-    write_run(simulated / "without" / "fedavg")
-    line = read_refusal(capsys, "figures", simulated / "without", "--over", "simulated")
-    assert line == "no run here tells simulated hours; choose another --over"
 
 
 def test_what_a_target_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
