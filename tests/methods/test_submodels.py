@@ -67,6 +67,7 @@ EVERYONE = list(range(10))
     [
         ("fedspu_emnist", (1, 28, 28), 62, (12418, 25062, 37994, 51214, 64722)),
         ("fedspu_cifar10", (3, 32, 32), 10, (5228, 20542, 45942, 81428, 134902)),
+        ("fedspu_speech", (1, 32, 32), 35, (3685, 8135, 13385, 19435, 26285)),
     ],
 )
 @pytest.mark.parametrize("kind", [FedSPU, FjORD])
