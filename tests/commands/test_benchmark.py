@@ -53,12 +53,3 @@ def test_the_table_and_its_json(tmp_path, capfd):
     shares = [ours[f"share_{part}"] for part in ("train", "evaluate", "hooks", "log")]
     assert 0.5 < sum(shares) < 1.05
     assert ours["samples"] == written["results"]["plain"][0]["samples"]
-
-
-@pytest.mark.parametrize("name", keep_quick(["overhead", "speed"]))
-def test_without_the_data_it_says_so_in_one_line(tmp_path, name, capfd):
-    """The benchmark's own child has said it already."""
-    status = run_benchmark(name, "--data", str(tmp_path))
-    told = capfd.readouterr().err if status == 1 else status
-    assert told.startswith(f"fedpfl: data set fmnist is not in data_dir={tmp_path}")
-    assert told.removesuffix("\n").isprintable()

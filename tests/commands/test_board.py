@@ -160,9 +160,6 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
 STRANGE = """
 chosen | local.lr=0.5 | make [0-9a-f]+; give the words that the board was made with
 chosen | plugins=[evil.py] | is no value of the search space of method=fedper
-chosen | local.lr=${oc.env:HOME} | is no value of the search space of method=fedper
-chosen | local.lr=choice(1,2) | is no value of the search space of method=fedper
-setting | elsewhere | is of no setting and method of the suite
 command | python -m fedpfl.train -m method=evil seed=1 | is of no setting and method of the suite
 """
 
@@ -187,29 +184,3 @@ def test_the_suite_composes_every_row_of_the_docs(every):
     command = board.read_command_line(["suite=small"])
     for row in board.read_rows(board_page.ROWS_FILE).to_dict("records")[::every]:
         assert board.compose_row(row, command)
-
-
-def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, capsys):
-    absent = {
-        "gone": ["dataset=cifar10", "dataset.download=false"],
-        "lost": ["dataset=npz", "dataset.path=lost.npz"],
-    }
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**SUITE, "settings": absent}))
-    assert call(tmp_path, "method=fedavg,fedper") == 2
-    gone, lost, last = capsys.readouterr().err.splitlines()
-    assert gone.startswith("fedpfl: gone: left out: data set cifar10 is not in data_dir=")
-    assert lost.startswith("fedpfl: lost: left out: dataset.path=lost.npz is no file")
-    assert "no method came to its end: gone: left out" in last
-    assert not (tmp_path / "out").exists()
-
-
-def test_mistakes_are_one_line(made, capsys):
-    for words, told in read_cases("""
-        verify zzz => no rows begin with 'zzz'
-        metric=accuracy method=fedavg => fedpfl: metric: one of val_accuracy, 
-        roundz=3 method=fedavg => fedpfl: roundz is not a key here
-        rounds=interval(0,1) => fedpfl: rounds must be a whole number, got 0.0
-    """):
-        assert call(made[0], *words.split()) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert told in line

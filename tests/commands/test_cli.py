@@ -2,21 +2,18 @@
 
 import contextlib
 import csv
-import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg
-from fedpfl.record import eta, rundir
+from fedpfl.record import rundir
 from fedpfl.record.columns import round_columns
 from fedpfl.report import __main__ as report
 from tests.command import (
@@ -43,15 +40,10 @@ foo=1 => foo is not a key
 local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
 # unknown choices
 method=xyz => method must be one of apfl, apple, centralized, cfl,
-hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant
 alpha=0.5 => alpha is not a key here; did you mean partition.alpha?
-hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
 # wrong types
 rounds=abc => rounds must be a whole number, got 'abc'
-# for a hyperparameter that is not there
-method=seqfededt +score=fisher => score is for a hyperparameter that method=seqfededt does not have
-# groups without a name
 # out of range
 rounds=0 => rounds must be 1 or more, got 0
 eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every must be a positive multiple of eval.every (5), got 7
@@ -72,15 +64,9 @@ data_dir="{escape}[2J{escape}[31mred" => data_dir must be a text without control
 rounds=(1 => rounds=(1
 # interpolations
 seed=${nope} => seed: Interpolation key 'nope' not found
-# values that ask for the run's place
-name='${fedpfl.run_subdir:}' {place} => fedpfl: name: ${fedpfl.run_subdir:} follows from all keys of the run, so
-# values that ask for themselves
-method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: RecursionError raised while resolving interpolation
 # sweeps
 -m seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
--m seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
 # sweeps in lockstep
--m hydra/launcher=lockstep hydra.launcher.jobs=0 => hydra.launcher.jobs must be 1 or more, got 0
 -m hydra/launcher=lockstep hydra.job.chdir=true => hydra.job.chdir must be false with hydra/launcher=lockstep
 # sweeps over experiments
 -m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
@@ -88,7 +74,6 @@ method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: Recur
 MARKED = {
     "{escape}": "\x1b",
     "{300 x}": 300 * "x",
-    "{place}": "hydra.run.dir='outputs/${fedpfl.run_subdir:}'",
 }
 
 
@@ -121,21 +106,6 @@ def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
     shown = r"a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe"
     assert str(FedpflError("a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe")) == shown
     assert str(FedpflError(shown)) == shown  # as one that comes from another process
-
-
-class Greedy(FedAvg):
-    def start(self, received: Tree, client: dict[str, Tree]) -> Tree:
-        raise MemoryError
-
-
-def test_memory_that_runs_out_is_one_line(tmp_path: Path) -> None:
-    with mock.patch.dict(METHODS, fedavg=Greedy):
-        result = run_command("method=fedavg", *TINY, cwd=tmp_path)
-    about = (
-        "fedpfl: not enough memory for the result of Greedy.start (MemoryError); make the model,"
-    )
-    assert (result.code, len(result.complaints)) == (2, 1)
-    assert result.complaints[0].startswith(about)
 
 
 # Good input
@@ -227,20 +197,6 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "run")["stopping"]["stopped"].all()
 
 
-def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: Path) -> None:
-    for said in ("finished after round 2", "already finished"):
-        words = ("partition.test_fraction=0", "hydra.run.dir=here")
-        result = run_command(*TINY, *words, cwd=tmp_path)
-        assert result.code == 0
-        assert said in result.err + result.out
-        assert "nan" not in result.err + result.out
-    rows, clients = (read_table(tmp_path / f"here/{name}.csv") for name in ("rounds", "clients"))
-    for name in ("cohort_before", "cohort_after", "accuracy", "loss"):
-        assert {row[name] for row in rows} == {""}
-    assert {row["accuracy"] for row in clients} == {""}
-    assert read_summary(tmp_path / "here")["best"] == {}
-
-
 DIVERGING = """
 rounds=1 local.lr=1e38 => brought back numbers that are not finite
 method=scaffold method.server_lr=3e38 local.lr=1 rounds=1 => the server's numbers are not finite after the round
@@ -268,11 +224,6 @@ class Faulty(FedAvg):
         raise KeyError("no such\nthing")
 
 
-class Unbegun(FedAvg):
-    def init(self, *given: Any) -> tuple[Tree, dict[str, Tree]]:
-        raise SystemExit(0)
-
-
 @pytest.mark.parametrize("backend", keep_quick(["batched", "loop"]))
 def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     backend, tmp_path, monkeypatch
@@ -289,23 +240,6 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     assert line.endswith(f"; its traceback is in {log}")
     assert "in loss\n    raise KeyError(" in log.read_text()
     assert read_summary(tmp_path / "here")["status"] == "failed"
-
-
-def test_a_fault_before_the_first_round_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(METHODS, "fedavg", Unbegun)
-    words = (*TINY, "method=fedavg")
-    result = run_command(*words, cwd=tmp_path)
-    assert result.code == 1, result
-    assert result.err.startswith("fedpfl: method=fedavg: Unbegun.init raised SystemExit: 0")
-    assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
-    assert result.err.count("\n") == 1
-    assert snapshot(tmp_path) == {}
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here/run.log").touch()
-    # Of an earlier attempt: it says nothing of this one
-    os.utime(tmp_path / "here/run.log", (0, 0))
-    result = run_command(*words, "hydra.run.dir=here", cwd=tmp_path)
-    assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
 # Sweeps
@@ -351,24 +285,6 @@ def reported(folder: Path, root: str) -> str:
     """What the report's own command prints."""
     with contextlib.chdir(folder):
         return call_main(report.main, "tables", root).out
-
-
-PROGRESS = """
-0 0 60 => 60 => 1/4 done, ETA 0:03:00
-0 0 60;1 60 0 => 60 => 2/4 done, ETA 0:02:00
-0 0;1 0;0 0 60 => 60 => 1/4 done, ETA 0:01:30
-0 0;1 0;1 0 60;2 60;0 0 120;3 120;2 60 90 => 150 => 3/4 done, ETA 0:01:30
-"""
-"""One after another; one finished already; two at once."""
-
-
-def test_how_far_a_sweep_is_and_which_run_begins() -> None:
-    for events, now, told in read_cases(PROGRESS):
-        lines = events.replace(";", "\n") + "\n"
-        assert eta.describe_sweep(lines, 4, float(now)) == told
-    assert eta.describe_sweep("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
-    told = eta.describe_sweep("0 5\n0 5 60\n1 65\n", 4, 65, 2)
-    assert told == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -60,19 +60,6 @@ def test_a_sweep_has_a_line_a_run(tmp_path):
     assert told.count("round 1 took") == 1
 
 
-@pytest.mark.full
-def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path) -> None:
-    told = rehearse("experiment=demo", "rounds=2", "model=mlp", "clients=4", cwd=tmp_path)
-    methods = ["fedobp", "fedavg", "fedper", "local_only", "centralized"]
-    assert re.findall(r"\nrun \d of 5  method=(\w+): new", told) == methods
-    assert "experiment=demo" in told
-    words = ("hydra/sweeper=optuna", "hydra.sweeper.trials=7", "local.lr=interval(0.01,0.1)")
-    told = rehearse("-m", *WORDS, *words, "validation=0.1", cwd=tmp_path)
-    assert "\nsearch      7 trials\n" in told
-    globbed = rehearse("-m", *WORDS, "rounds=1", "method=glob(fedp*)", cwd=tmp_path)
-    assert globbed.count("\nrun ") >= 3
-
-
 REFUSED = """
 seed=1,2 => seed=1,2 is a sweep
 --cfg job => --dry-run goes with -m alone; leave out --cfg

@@ -30,26 +30,6 @@ def test_the_statistics_are_those_that_the_engine_counts():
     assert measured.keys() == {*STATISTICS, *MEASURES, *pooled}
 
 
-def test_the_file_has_them_in_the_order_that_runs_have_always_written():
-    first = [
-        "participants",
-        "evaluated",
-        "seconds",
-        "eval_seconds",
-        "cohort_before",
-        "cohort_after",
-        "train_loss",
-    ]
-    last = ("values_down", "values_up", "bits_down", "bits_up")
-    judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
-    judged += tuple(f"ft_{name}" for name in judged)
-    held, unseen = ([f"{prefix}{name}" for name in judged] for prefix in ("val_", "unseen_"))
-    assert round_columns() == (*first, *judged, *last)
-    assert round_columns(validation=True) == (*first, *judged, *held, *last)
-    assert round_columns(unseen=True) == (*first, *judged, *unseen, *last)
-    assert round_columns(validation=True, unseen=True) == (*first, *judged, *held, *unseen, *last)
-
-
 def test_every_label_is_one_metrics_and_says_what_it_is_about():
     assert len({metric.label for metric in METRICS.values()}) == len(METRICS)
     for name, metric in METRICS.items():

@@ -22,7 +22,7 @@ from fedpfl import data, export
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.record import checkpoint, environment, rundir
+from fedpfl.record import environment, rundir
 from fedpfl.report import load
 from tests.command import (
     CLOCKED,
@@ -133,19 +133,6 @@ def test_a_bit_that_flips_changes_nothing_or_is_told(name, runs, tmp_path):
             assert_ends_as(run, runs["finished"])
 
 
-def test_an_entry_of_a_checkpoint_that_turns_into_a_folder(tmp_path: Path) -> None:
-    """It is read as nothing, and has no checksum."""
-    path = tmp_path / "state.pt"
-    with path.open("wb") as file:
-        checkpoint.save_checkpoint({"round": 3, "w": torch.arange(6.0)}, file)
-    marked = bytearray(path.read_bytes())
-    begin = marked.rindex(b"PK\x01\x02", 0, marked.rindex(b"/data/0"))  # the entry of the tensor
-    marked[begin + 38] ^= 1 << 4  # the mark of a folder
-    path.write_bytes(marked)
-    with pytest.raises(FedpflError, match="damaged"):
-        checkpoint.load_checkpoint(path)
-
-
 # Files
 
 
@@ -173,8 +160,6 @@ IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
     "pipe": lambda path, victim: os.mkfifo(path),
     "folder": lambda path, victim: path.mkdir(),
     "link": lambda path, victim: path.symlink_to(victim),
-    "dangling": lambda path, victim: path.symlink_to(victim.with_name("absent")),
-    "device": lambda path, victim: path.symlink_to("/dev/full"),
 }
 
 
@@ -195,22 +180,6 @@ def test_what_is_no_regular_file_is_refused(kind, status, runs, tmp_path):
         assert refusal(run, *RUN).startswith(line)
         assert {path.name for path in run.iterdir()} == before
         assert victim.read_text() == "mine\n"
-        assert not victim.with_name("absent").exists()
-
-
-# A good checkpoint that cannot be read at this moment
-
-
-def test_what_keeps_a_good_checkpoint_from_being_read_is_named(runs, tmp_path) -> None:
-    run = copied(runs["interrupted"], tmp_path)
-    error = RuntimeError("[failed]\nDefaultCPUAllocator: can't allocate memory")
-    with mock.patch.object(torch, "load", side_effect=error):
-        told = refusal(run, *RUN)
-    assert told.startswith(f"cannot read {run}/state.pt: ")
-    assert "can't allocate memory" in told
-    assert told.endswith("; once that is fixed, give the same command again")
-    play_run(run, *RUN)
-    assert_ends_as(run, runs["finished"])
 
 
 # The lock
@@ -402,11 +371,8 @@ def test_a_run_of_other_code_goes_on_and_tells_all_of_it(own_method, whole, tmp_
 
 TAKES_PART = """
 fedobp methods/fedobp => True
-fedobp methods/shared/importance => True
 fedobp methods/ditto => False
-fedrolex methods/heterofl => True
 fedrolex methods/shared/neurons => True
-hermes methods/fedavg => False
 """
 """A method, a file => whether it is part of the method's code."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 import types
 from collections import defaultdict
@@ -16,9 +15,7 @@ import pytest
 
 from fedpfl import export
 from fedpfl.config.group_options import read_loggers
-from fedpfl.ground import lock
 from fedpfl.record.loggers import make_loggers, start_callbacks
-from fedpfl.record.mlflow_logger import MlflowLogger
 from fedpfl.record.picture import draw_partition
 from tests.command import TINY_TASK, rewrite_summary, run_command
 from tests.conftest import read_cases
@@ -267,32 +264,10 @@ def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
         assert before == [[number / 3] for number in (1, 2, 3, 4)]
 
 
-def test_one_that_fails_on_the_way_is_left_out(tmp_path, pretended, monkeypatch):
-    sent = MlflowLogger._send_round
-
-    def failing(self, row, values):
-        if row["round"] == 2:
-            raise OSError("disk\nfull")
-        sent(self, row, values)
-
-    monkeypatch.setattr(MlflowLogger, "_send_round", failing)
-    log = play({"mlflow": {}}, tmp_path / "run")
-    assert log.count("failed and is left out, the run goes on: disk full") == 1
-    assert "round 4/4" in log
-    (run,) = mlflow_runs(pretended())
-    assert (run.info.status, [one.step for one in run.history["round"]]) == ("FAILED", [1])
-
-
 BAD = """
-{"csv": {"dir": "x"}} => logger.csv is not a key here; known keys: none
 {"tensorboard": {"dir": "x"}} => logger.tensorboard.dir is not a key here; known keys: none
-{"mlflow": {"url": "x"}} => logger.mlflow.url is not a key here; known keys: experiment, u
 {"mlflow": 3} => logger.mlflow must be a group of keys, got 3
-{"name": "none", "project": "x"} => logger.project is not a key here
-{"name": "wandb", "mode": "on"} => logger.mode must be one of auto, online, offline, disabled, got 'on'
 {"name": "wandb", "mode": "online"} => logger.mode=online but W&B is not logged in
-{"name": "wandb", "tags": "one"} => logger.tags must be a list of texts, got 'one'
-{"name": "wandb", "projekt": "x"} => logger.projekt is not a key here; known keys: project, entity
 """
 
 
@@ -348,34 +323,3 @@ def test_a_killed_run_is_logged_as_far_as_it_came(logged, tmp_path, pretended, c
     assert [one.step for one in run.history["round"]] == [1, 2]
     tags = run.data.tags
     assert (run.info.status, tags["status"], tags["group"]) == ("KILLED", "interrupted", "digits")
-
-
-def test_what_cannot_be_logged_is_told_and_the_others_are(
-    logged, tmp_path, pretended, monkeypatch, capsys
-):
-    held = copied(logged, tmp_path / "held")
-    own = lock.acquire_lock(held)
-    try:
-        assert export.main([str(held), str(tmp_path / "no"), str(logged), "logger=mlflow"]) == 2
-    finally:
-        os.close(own)
-    said = capsys.readouterr()
-    assert said.out == f"logged 3 rounds of {logged}\n"
-    busy, absent = said.err.splitlines()
-    assert "is in use by process" in busy
-    assert "no summary.json" in absent
-    monkeypatch.setattr(Client, "log_batch", lambda *given, **named: 1 / 0)
-    assert export.main([str(logged), "logger=mlflow"]) == 2
-    line = f"fedpfl: {logged} is not logged, MlflowLogger failed: division by zero\n"
-    assert capsys.readouterr().err == line
-    os.close(lock.acquire_lock(logged))
-
-
-def test_bad_words_are_one_line(logged, capsys):
-    for words, message in read_cases("""
-        logger=none => logger=none logs nothing beside the run directory; choose others
-        logger=wandb,none => logger=wandb,none is a sweep, and this is one run
-        logger=mlflow logger.mlflow.urk=x => logger.mlflow.urk is not a key here
-    """):
-        assert export.main([str(logged), *words.split()]) == 2
-        assert capsys.readouterr().err.startswith(f"fedpfl: {message}")

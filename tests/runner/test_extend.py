@@ -8,14 +8,12 @@ from tests.command import (
     TINY,
     play_run,
     read_summary,
-    read_table,
     rewrite_summary,
     run_command,
     snapshot,
 )
 from tests.conftest import keep_quick, read_cases
 from tests.record.test_damage import assert_ends_as
-from tests.report.test_listing import look
 
 COMMON = (
     *TINY,
@@ -51,18 +49,6 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
     for key in ("identity", "data", "rounds_played"):
         assert found[key] == whole[key]
     assert "round 5/5" not in play_run(runs / own, *COMMON, "rounds=5")  # whoever asks
-
-
-def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
-    words = ("debug=fast", "method=fedavg", "model=mlp", "model.hidden=[8]", "name=my try")
-    result = run_command(*words, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "name        my try\n" in result.err
-    (folder,) = tmp_path.glob("outputs/digits_fast/fedavg/*/seed42")
-    rows = read_table(folder / "rounds.csv")
-    assert [(row["participants"], bool(row["ft_accuracy"])) for row in rows] == [("5", True)] * 2
-    (entry,) = look(tmp_path)
-    assert entry.record["name"] == "my try"
 
 
 REFUSED = f"""

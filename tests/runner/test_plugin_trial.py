@@ -229,36 +229,3 @@ def test_a_backend_that_chooses_takes_loop(plugin, tmp_path):
     try_plugins(run, backend)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert backend.name == "loop"
-
-
-COUNTED = """
-import random
-import numpy as np
-import torch
-from torch import nn
-torch.library.define("mine::once", "(Tensor x) -> Tensor")  # a second import would fail
-BUILDS, CALLS = [], []
-class Counted(nn.Module):
-    def __init__(self, shape, classes):
-        super().__init__()
-        BUILDS.append(1)
-        self.scale = random.uniform(0.5, 2)  # the run's is another than that of seed 1
-        self.hidden = nn.Linear(int(np.prod(shape)), 8)
-        self.out = nn.Linear(8, classes)
-    def forward(self, x):
-        CALLS.append(1)
-        return self.out(self.hidden(x.flatten(1)).relu() * self.scale)
-MODELS = {"counted": Counted}
-"""
-
-
-def test_a_network_is_imported_once_built_twice_and_called_thirty_times_before_round_1(tmp_path):
-    (tmp_path / "counted.py").write_text(COUNTED)
-    plugins.load_plugins([tmp_path / "counted.py"])
-    words = [word for word in TINY if not word.startswith("model")]
-    run = build(format_override("plugins", [tmp_path / "counted.py"]), *words, "model=counted")
-    try_plugins(run, make_backend(Engine("batched"), run.net, CPU))
-    counts = plugins._loaded_files[tmp_path / "counted.py"].module
-    plugins.load_plugins([])
-    assert len(counts.BUILDS) <= 2
-    assert len(counts.CALLS) <= 30

@@ -1,7 +1,6 @@
 """`fedpfl.rounds` and callbacks: a run from outside while it goes on."""
 
 import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,7 @@ import fedpfl
 from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.rounds import format_cell
-from tests.command import CLOCKED, TINY, TINY_TASK, play_run, read_summary, read_table, run_command
+from tests.command import CLOCKED, TINY_TASK, play_run, read_summary, read_table
 from tests.conftest import assert_same, keep_quick
 from tests.record.test_damage import assert_ends_as
 
@@ -67,16 +66,6 @@ def test_of_equal_rounds_the_first_is_the_best(tmp_path):
     assert (told["best"]["round"], told["last"]["round"]) == (2, 4)
 
 
-def test_each_round_has_its_learning_rate(tmp_path):
-    """The first has the whole one; of little of it the second changes next to nothing."""
-    words = (*TINY, "method=fedavg")
-    played = fedpfl.rounds(*words, "local.decay=1e-4", directory=tmp_path / "decaying")
-    first, second = (round.personal(0)["classifier.weight"] for round in played)
-    assert 0 < float((first - second).abs().max()) < 1e-5
-    plain = next(fedpfl.rounds(*words, directory=tmp_path / "plain"))
-    assert_same({"": first}, {"": plain.personal(0)["classifier.weight"]})
-
-
 def test_models_go_when_the_next_round_begins(tmp_path):
     rounds = fedpfl.rounds(*WORDS, directory=tmp_path / "run")
     first = next(rounds)
@@ -95,24 +84,6 @@ def test_runs_in_several_threads_take_turns(whole, tmp_path):
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(train, (1, 2, 42)))
     assert_ends_as(tmp_path / "42", whole)
-
-
-def test_an_abandoned_run_may_be_closed_while_another_moves(tmp_path):
-    """As the garbage collector does, in whatever thread it is."""
-    abandoned = fedpfl.rounds(*WORDS, directory=tmp_path / "abandoned")
-    next(abandoned)
-
-    class Closes(fedpfl.Callback):
-        def on_begin(self, run):
-            thread = threading.Thread(target=abandoned.close, daemon=True)
-            thread.start()
-            thread.join(20)
-            self.has_closed = not thread.is_alive()
-
-    closes = Closes()
-    fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False, callbacks=[closes])
-    assert closes.has_closed
-    assert fedpfl.load(tmp_path / "abandoned").status == "interrupted"
 
 
 class Heard(fedpfl.Callback):
@@ -193,24 +164,3 @@ def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path
     reason = "SystemExit: no luck" if fails == "round" else "no luck"
     assert log.count(f"Heard failed and is left out, the run goes on: {reason}") == 1
     assert_ends_as(tmp_path / "run", whole)
-
-
-PLUGIN = """
-import fedpfl
-
-class Faulty(fedpfl.Callback):
-    def __init__(self):
-        1 / 0
-
-CALLBACKS = [Faulty]
-"""
-
-
-def test_a_plugins_fault_is_one_line(tmp_path):
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    result = run_command(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
-    assert result.code == 2, result
-    (line,) = result.err.splitlines()
-    assert line.startswith("fedpfl: plugins: ")
-    assert "CALLBACKS: ZeroDivisionError: division by zero" in line
-    assert not (tmp_path / "outputs").exists()

@@ -30,18 +30,10 @@ DRIFT = (
 )
 LINES = """
 shift.rotation=361 | shift.rotation must be between 0 and 360
-shift.colour=90 | shift.colour is for images, colour for three channels, and samples of data set digits are
-shift.imbalance=1e5 | leaves client
-shift=rotation shift.clusters=9 | shift.clusters must be at most clients=8, got 9
-shift=rotation shift.at=[3,2] | shift.at must be rounds in ascending order
 shift=rotation shift.at=[4] | shift.at must be rounds before the last, 4
 shift.at=[2] | shift.at must be [] where nothing moves
-shift=rotation shift.by=client shift.drift=deal | shift.drift must be draw with shift.by=client
-shift=rotation shift.recover=true | shift.recover must be false unless shift.at has two rounds
 shift=label_permutation task=regression | shift.label_permutation=true
-shift=label_permutation dataset.only=[3] | labels cannot change where there is 1 class
 unseen_groups=[art] | unseen_groups names groups of samples, and data set digits has none
-unseen_groups=[art] unseen=0.25 | unseen_groups must be [] where unseen is a share
 """
 """Words | what is said."""
 
@@ -127,11 +119,8 @@ def test_two_processes_play_the_run_of_one(drifted, tmp_path):
 COMBINATIONS = """
 method=fedavg shift=noise shift.at=[1] unseen=0.25 validation=0.2 eval.finetune_epochs=1 eval.common=true => unseen_ft_accuracy
 method=fedavg shift=label_permutation shift.at=[1] privacy=client privacy.noise=2 privacy.seed=1 => epsilon
-method=fedavg shift=blur shift.by=client system=simulated system.dropout=0.3 => sim_seconds
 method=ffa_lora adapter=lora adapter.layers=[linear] shift=contrast shift.at=[1] => before_shift
 method=fedavg shift=rotation shift.at=[1] attack=backdoor attack.share=0.25 defence=median => asr
-method=fedavg shift=label_permutation eval.classes=own metrics=[f1] stopping.early=true => f1
-method=fedavg shift=long_tail augment=flip_rotate_crop => accuracy
 """
 """Words => a column that has a number in the last row."""
 

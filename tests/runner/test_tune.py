@@ -21,7 +21,6 @@ from fedpfl.runner.faults import TrialPruned
 from fedpfl.runner.optuna_study import parse_distribution
 from fedpfl.runner.search import Search, SearchResult, SearchSettings
 from tests.command import (
-    TINY_TASK,
     call_main,
     compose_once,
     format_override,
@@ -137,31 +136,6 @@ def test_other_seeds_propose_other_values(whole, tmp_path):
     own = search(tmp_path, batch=3, seed=4, count=2)
     own.run(judged, lambda line: None)
     assert whole(3)[0].trials[1]["params"] != own.trials[1]["params"]
-
-
-def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
-    asked = []
-
-    def play(jobs):
-        asked.append([words for _, words in jobs])
-        curve = [(1, 0.5)]
-        return [trials.TrialResult(float(words[0][-1]), 3, "", curve) for _, words in jobs]
-
-    own = search(tmp_path, 6, first={}, count=6, words=["method.layers=1,2"])
-    found = own.run(play, lambda line: None)
-    assert [sorted(batch) for batch in asked] == [[["method.layers=1"], ["method.layers=2"]]]
-    assert (found.overrides, found.rounds) == (("method.layers=2",), 6)
-    assert found.trials == {"finished": 6, "given up": 0}
-    assert all(trial["value"] == float(trial["params"]["method.layers"]) for trial in own.trials)
-    assert sum(len(trial["curve"]) for trial in own.trials) == 2, "one of each is in the median"
-
-
-def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
-    def find(folder, count):
-        return search(folder, count=count).run(judged, str)
-
-    find(tmp_path / "long", 3)
-    assert find(tmp_path / "long", 1) == find(tmp_path / "short", 1)
 
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
@@ -324,33 +298,11 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(data):
     assert "fedavg: 2 of the final runs did not finish, so its test cells stay empty." in text
 
 
-@pytest.mark.full
-def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
-    """The experiment sweeps over all methods, and its runs lie in another one's folder."""
-    # The paper has another partition
-    words = [word for word in TINY_TASK if not word.startswith("partition.")]
-    more = "rounds=1 model=mlp eval.finetune_epochs=0 hydra.launcher.jobs=2"
-    more += " hydra/launcher=lockstep experiment=fedobp/all_methods debug=quick"
-    more += " method=fedavg trials=1 seeds=1 seed=3 local.lr=0.05"
-    code, text = run(tmp_path, *words, *more.split())
-    assert code == 0, text
-    (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
-    assert (row["chosen"], row["seeds"]) == ("local.lr=0.05", 1)
-    (path,) = tmp_path.glob("final/fedobp_quick/fedavg/*/seed4/rounds.csv")
-    assert row["accuracy"] == best_round(pd.read_csv(path), "val_accuracy")["accuracy"]
-
-
 REFUSALS = """
-method=fedavg metric=accuracy | metric: one of val_accuracy, val_accuracy_pooled, 
 method=fedavg metric=val_ft_accuracy | metric=val_ft_accuracy needs fine-tuning; set eval.finetune_epochs=5
-method=fedavg eval.finetune_epochs=0x10 | eval.finetune_epochs must be a whole number
-method=fedavg tune=range(1,3) | tune is not a key here; known keys: 
-method=fedavg,fedprox method.mx=choice(1,2) | method.mx is not a key here; known keys of method=fedavg
 method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
-trials=3 | method: one of apfl, 
 method=fedavg seed=1,2 | seed is no hyperparameter; search with one seed
 method=fedavg validation=0 | a search needs held-out samples
-method=fedavg dataset=digits,mnist | dataset is no hyperparameter
 method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0, below epochs (here epochs=1)
 """
 
@@ -409,23 +361,6 @@ def test_what_makes_the_method_another_one_is_not_searched(capsys):
     message = r"=3,4: method=fedper is itself only with method\.layers above 0, below layers"
     with pytest.raises(FedpflError, match=message):
         spaces.keep_within_limits("fedper", never, tuning.check_words("fedper", never[:-1]))
-
-
-EDGES = """
-local.lr=0.0901 local.lr=0.00104 method.layers=2 method.layers=1 local.momentum=0.89 | yes
-local.lr=0.05 local.momentum=0.5 seed=3 method.head_init=initial method.share=3 | no
-"""
-
-
-def test_a_value_at_the_end_of_what_was_searched_is_told():
-    kinds = distributions(
-        *("local.lr=tag(log,interval(0.001,0.1))", "method.layers=choice(1,2)"),
-        *("local.momentum=interval(0,0.9)", "method.head_init=initial,server_average"),
-        "method.share=choice(3)",
-    )
-    for words, told in read_cases(EDGES, " | "):
-        for word in words.split():
-            assert spaces.find_edge_values([word], kinds) == [word] * (told == "yes"), word
 
 
 def test_a_chosen_group_is_not_searched_but_where_it_is_open():

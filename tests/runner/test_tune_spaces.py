@@ -8,8 +8,7 @@ import pytest
 from fedpfl import tune
 from fedpfl.config import plugins
 from fedpfl.config.run_location import register_resolver
-from fedpfl.ground.errors import FedpflError
-from fedpfl.runner import spaces, tuning
+from fedpfl.runner import tuning
 from fedpfl.runner.search import SearchResult, search_results
 from tests.command import TINY_TASK, format_override
 from tests.conftest import ROOT
@@ -37,44 +36,10 @@ def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
     return found
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Hold a configuration folder of a user's."""
-    for name in ("method", "experiment"):
-        (tmp_path / "my_conf" / name).mkdir(parents=True)
-    (tmp_path / "my_conf" / "method" / "halfway.yaml").write_text("name: halfway\nshare: 0.4\n")
-    (tmp_path / "my_conf" / "experiment" / "mine.yaml").write_text(
-        "# @package _global_\nlocal:\n  batch_size: 7\nhydra:\n  sweeper:\n    params:\n     "
-        " clients: 4,5\n"
-    )
-    return tmp_path / "my_conf"
-
-
 def test_the_space_of_a_plugin_is_searched():
     ((words, _),) = searched("method=halfway", MINE).values()
     assert any(word.startswith("method.share=") for word in words)
     plugins.load_plugins([])
-
-
-OPTIONS = [("--config-dir", "{}"), ("hydra.searchpath=['file://{}']",)]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("option", OPTIONS)
-def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
-    """Its spaces take the place of a plugin's and of ours, in every run."""
-    monkeypatch.chdir(folder.parent)
-    halfway = "halfway: {'method.share': 'tag(log, interval(0.1, 0.9))'}"
-    (folder / "tune.yaml").write_text(f"{halfway}\nfedprox: {{method.mu: 'choice(3, 4)'}}\n")
-    named = folder if option[0].startswith("hydra") else "my_conf"
-    options = [word.format(named) for word in option]
-    found = searched("method=halfway,fedprox,fedper", "experiment=mine", MINE, *options)
-    assert "method.share=tag(log, interval(0.1, 0.9))" in found["halfway"][0]
-    assert "method.mu=choice(3, 4)" in found["fedprox"][0]
-    assert "method.layers=choice(1)" in found["fedper"][0]  # of a network of two layers
-    for words, final in found.values():
-        assert f"hydra.searchpath=['file://{folder}']" in words or options[0] in words
-        assert tuning.overrides.compose_single_run([*final, "method=halfway"]).method.share == 0.4
 
 
 @pytest.mark.full
@@ -91,12 +56,6 @@ def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
             own = [word for word in words if "method.mu" in word]
             assert own == [f"method.mu={value}"] * (method != "fedavg")
     assert any(word.startswith("local.lr=") for word in found["fedavg"][0])
-
-
-def test_a_file_that_cannot_be_read_is_one_line_with_its_name(folder):
-    (folder / "tune.yaml").write_text("halfway: [\n")
-    with pytest.raises(FedpflError, match=r"tune.yaml: while parsing"):
-        spaces.make_search_space("halfway", [f"hydra.searchpath=['file://{folder}']"])
 
 
 def test_final_runs_of_other_code_are_run_again(tmp_path):
