@@ -504,17 +504,6 @@ class Temperature(Plain):
         return super().forward(x) * self.temperature.exp()
 
 
-class TwoTypes(Temperature):
-    """Offsets of float64 behind parameters of float32, one of these without axes."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.offsets = nn.ParameterList([torch.zeros(classes, dtype=torch.float64)])
-
-    def forward(self, x):
-        return (super().forward(x) + self.offsets[0]).float()
-
-
 class CosineHead(Plain):
     """A head that is a linear layer by its class alone."""
 

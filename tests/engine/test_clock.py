@@ -2,9 +2,7 @@
 no trace of who was. Early stopping: the loss that decides, who is drawn in place of others.
 """
 
-import copy
 import dataclasses
-import itertools
 import math
 from functools import partial
 
@@ -22,9 +20,8 @@ from fedpfl.engine import (
     play_timed_round,
 )
 from fedpfl.engine.calls import EvalCall
-from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.training.minibatches import SampleSource, count_samples, plan_steps
-from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, LocalOnly, Phase
+from fedpfl.engine.keys import generator
+from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, LocalOnly
 from fedpfl.system import Device, System
 from fedpfl.testing.toy import CLASSES
 from tests.conftest import (
@@ -32,7 +29,6 @@ from tests.conftest import (
     COHORTS,
     CPU,
     LOCAL,
-    LOOP,
     as_engine,
     assert_close,
     assert_same,
@@ -110,16 +106,6 @@ def test_sub_models_take_the_operations_of_their_width():
             used, moved = dense(1.0 if whole else width), dense(width)
             first = 2 * 36 * 36 if whole else 2 * 36 * 9 * max(1, int(4 * width + 1e-9))
             assert spent == pytest.approx(2 * seen(client) * (2 * used - first + moved), rel=1e-12)
-
-
-def test_samples_are_counted_as_they_are_dealt():
-    cases = (1, 3), (None, 1, 4, 7), (range(2), range(1, 3)), EVERYONE
-    for batches, fixed, epochs, client in itertools.product(*cases):
-        phase, draws = Phase(2, batches=batches), Draws(0, "train", 1)
-        source = SampleSource(FEDERATION, client, draws, 16, fixed)
-        dealt = plan_steps(source, phase, epochs)
-        count = count_samples(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
-        assert count == int((dealt.positions >= 0).sum()), (batches, fixed, epochs, client)
 
 
 def test_backends_count_the_same():
@@ -221,21 +207,6 @@ def test_clients_of_several_paces_keep_their_places():
         assert_same(together.after.loss[place], alone.after.loss[0])
 
 
-def test_steps_are_cut_too():
-    local = dataclasses.replace(LOCAL, epochs=None, steps=20)
-    whole = 3 * sum(FORWARD.values()) - FORWARD["conv"]
-    samples = count_samples(Phase(1), range(1), 32, 90, 13)  # 32, 32 and 26 of 90 in turn
-    deadline = BITS / 1e5 + samples * whole / 1e6 + BITS / 1e4
-    state, *_, told = a_round(
-        FedAvg(), Clock(System(deadline=deadline, late="partial"), EQUAL, {}), [4], local=local
-    )
-    short = {4: dataclasses.replace(local, steps=12)}  # of tenths the last that fits
-    assert_same(
-        state_trees(state), state_trees(a_round(FedAvg(), None, [4], local=local, paces=short)[0])
-    )
-    assert told["late"] == 1
-
-
 def test_a_round_that_nobody_ends_is_empty():
     system = System(profile="uniform", deadline=1e-3)
     state, outcome, told = a_round(METHODS["fedobp"](q=0.9), Clock(system, EQUAL, {}), COHORTS[0])
@@ -251,10 +222,6 @@ def test_a_round_that_nobody_ends_is_empty():
 
 
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
-
-
-def stopped(state) -> list[int]:
-    return state.stopping["stopped"].nonzero().flatten().tolist()
 
 
 def test_the_held_out_loss_is_that_of_validation_samples_where_there_are_any(backend, federation):
@@ -289,17 +256,3 @@ def test_others_take_the_place_of_those_who_have_stopped(net):
     draws = [[pick_cohort(now, [5, 6, 7], seed) for seed in range(20)] for now in rounds]
     assert draws[0] != draws[1]
     assert len({*map(tuple, draws[0])}) > 5
-
-
-def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
-    """FedDBE asks everybody in its first round."""
-    method = METHODS["feddbe"](bias_lr=0.05)
-    state = make_initial_state(method, net, 10, CPU, stopping=True)
-    state.stopping["last"].fill_(-1.0)
-    setup = RoundSetup(make_backend(LOOP, net, CPU), method, federation, LOCAL, 0)
-    stopping = dataclasses.replace(setup, stopping=Stopping(early=True))
-    planned = [0, 2]
-    _, plain = play_round(setup, copy.deepcopy(state), planned)
-    state, outcome = play_round(stopping, state, planned)
-    assert stopped(state) == planned
-    assert outcome.traffic == plain.traffic._replace(bits_up=plain.traffic.bits_up + 2)

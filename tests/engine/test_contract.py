@@ -30,7 +30,6 @@ from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Agreed
 from fedpfl.methods import METHODS, SEES, Method, Turn
 from fedpfl.models import Net
 from fedpfl.testing import method_promises as contract
@@ -401,8 +400,6 @@ def sees_no_less_than_it_says(named: NamedTrial) -> None:
 
 SLY_HOOKS = """
 before_turn | {"met": read_states([0])["own"]["fc.bias"][:1].expand(len(clients["number"]), -1)} | client states
-download | Agreed(server, tree.map(lambda own: own > 0, client["own"])) | client states
-aggregate | (tree.mean(clients["own"], weight), clients) | client states
 aggregate | (server, {**clients, "own": tree.repeat(tree.mean(uploads, weight), len(weight))}) | each upload
 turns | [Turn([client]) for client in cohort] | each upload
 """
@@ -417,7 +414,7 @@ def test_a_server_that_sees_more_than_the_method_says_is_found(hook, answer, see
         "init": lambda self, params, parts: (params, {"own": params}),
         "start": lambda self, received, client: client["own"],
         "finish": lambda self, server, client, start, end: (end, {"own": end}),
-        hook: eval(f"lambda {arguments}: {answer}", {"Agreed": Agreed, "Turn": Turn, "tree": tree}),
+        hook: eval(f"lambda {arguments}: {answer}", {"Turn": Turn, "tree": tree}),
     }
     sly = dataclasses.dataclass(frozen=True)(type("Sly", (Method,), hooks))
     assert find_server_view(MethodTrial(sly())) == (seen, hook)

@@ -4,8 +4,6 @@ of.
 
 import copy
 import random
-import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -175,24 +173,3 @@ def test_a_run_tells_once_in_one_line(tmp_path, monkeypatch):
     x, y = loaded.samples(1)
     correct = (loaded.predict(1, x).argmax(1) == y).double().mean()
     assert 100 * float(correct) == pytest.approx(loaded.clients["accuracy"][1])
-
-
-def test_a_call_that_fails_leaves_no_thread_behind():
-    """It could draw from the generators of the process, which the next run seeds."""
-    begun = threading.Barrier(2)
-    ended = []
-
-    class Failing(FedAvg):
-        def before_training(self, server, client, net, shard):
-            if begun.wait() == 0:
-                raise ZeroDivisionError
-            time.sleep(0.3)
-            ended.append(True)
-            return {}
-
-    net = tiny()
-    backend = make_backend(Engine("loop", workers=2), net, CPU)
-    setup = RoundSetup(backend, Failing(), FEDERATION, SHORT, 0)
-    with pytest.raises(ZeroDivisionError):
-        play_round(setup, make_initial_state(Failing(), net, 5, CPU), [0, 1])
-    assert ended

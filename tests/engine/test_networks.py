@@ -1,7 +1,5 @@
 """Networks of a user's own keep every promise, or are refused in one line."""
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,6 @@ from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, 
 from fedpfl.engine.sampling import require_protectable_network
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch, FedAvg
-from fedpfl.models import Net
 from fedpfl.models.traits import made_up_samples
 from fedpfl.testing.network_promises import (
     CLASSES,
@@ -26,9 +23,7 @@ from fedpfl.testing.promises import Unkept, repeats_elsewhere
 from fedpfl.testing.toy import CPU
 from tests import networks
 from tests.conftest import (
-    REPRESENTATIVES,
     assert_same,
-    build_method,
     keep_only,
     keep_quick,
     read_cases,
@@ -197,30 +192,6 @@ def test_buffers_that_no_call_writes_to_are_constants():
     state = net.state_dict({**net.params, **net.fixed})
     net.copy_module().load_state_dict(state)
     make_backend(Engine("loop", precision="bf16"), net, CPU)
-
-
-def test_a_part_of_a_network_has_its_constants_whole():
-    net, method = build("keeps_batch_norm_still"), METHODS["fedrolex"](widths=(0.25,))
-    assert "norm.running_mean" in net.constants
-    record_rounds(method, net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
-
-
-@pytest.mark.parametrize("method", keep_only(METHODS, REPRESENTATIVES))
-def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(method):
-    net, made = build("convolution_head"), build_method(method)
-    if made.pairs or made.validates:
-        pytest.skip("is about other networks or splits")
-    try:
-        record_rounds(made, net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
-    except FedpflError as error:
-        assert re.search("linear|wiring", str(error))  # noqa: PT017
-
-
-@pytest.mark.parametrize("method", ["apfl", "apple", "fedas"])
-def test_parameters_of_two_types_stay_of_theirs(method):
-    """These weigh models by sums over all parameters."""
-    net = Net(networks.TwoTypes(networks.SHAPE, CLASSES))
-    record_rounds(METHODS[method](), net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from tests.command import TINY, compose_once, play_run, read_table
 from tests.conftest import (
@@ -183,9 +182,3 @@ def test_samples_are_scaled_by_what_those_who_take_part_train_on():
         torch.testing.assert_close(
             [*part.mean, *part.std], [float(pixels.mean()), float(pixels.std(correction=0))]
         )
-
-
-@pytest.mark.parametrize("share", ["0.1", "1", "-0.1"])
-def test_a_share_that_is_nobody_or_all(share):
-    with pytest.raises(FedpflError, match="unseen must be "):
-        check_config(compose_once(*TINY, f"unseen={share}"))

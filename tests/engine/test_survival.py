@@ -134,9 +134,3 @@ method=fedproto task=survival => method=fedproto is for task=classification
 @pytest.mark.parametrize(("words", "reason"), read_cases(REFUSED))
 def test_what_needs_single_samples_is_refused(words, reason):
     assert reason in one_line(lambda: check_config(compose_once("partition=iid", *words.split())))
-
-
-def test_scores_by_single_samples_are_refused(tmp_path):
-    words = ["task=survival", "method=fedobp", "score=fisher", "model=mlp", "rounds=1"]
-    with pytest.raises(fedpfl.FedpflError, match="task=survival compares samples"):
-        fedpfl.run(*words, data=make_sites(), directory=tmp_path / "run", progress=False)

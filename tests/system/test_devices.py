@@ -11,7 +11,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.system import PROFILES, Device, System, draw_devices, draw_stragglers
 from tests.command import compose_once
-from tests.conftest import keep_quick, read_cases
+from tests.conftest import read_cases
 from tests.data.promises import one_line
 
 
@@ -62,13 +62,9 @@ HEAD = "client,speed,down,up\n"
     [
         (None, "cannot be read: No such file"),
         ("client,speed,up\n0,1,1\n", "line 2: down: Field required"),
-        ("client,speed,down,up,avail\n0,1,1,1,1\n", "avail: Extra inputs are not permitted"),
         (HEAD + "0,1,1,1\n", "has no row for client 1; add it"),
         (HEAD + "0,1,1,1\n1,0,1,1\n", "line 3: speed: .* greater than 0, got '0'"),
-        (HEAD + "0,inf,1,1\n", "line 2: speed: .* finite number, got 'inf'"),
         (HEAD + "0,1,1,1\n0,1,1,1\n", "line 3: client 0 is there twice"),
-        (HEAD + "0,1,1\n", "line 2: up: .* number, got None"),
-        (HEAD + "0,1,1,1,1\n", "line 2: None: "),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path, text, told):
@@ -81,15 +77,11 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
 
 LINES = """
 system.late=partial | late must be drop where system.deadline is null
-system.profile=phone | profile must be one of uniform, edge, phones, or the name of a file
-system.speed=0 | speed must be a positive number
-system.over=0.5 | over must be 1 or more
-system.stragglers=30 | stragglers must be between 0 and 1
 system.stragglers=0.2 system.least=5 | least must be below local training, 5
 system.profile=own.csv system.speed=1e9 | speed must be null beside system.profile=own.csv
 """
 
 
-@pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(LINES, " | "), 4))
+@pytest.mark.parametrize(("words", "told"), read_cases(LINES, " | "))
 def test_a_wrong_configuration_is_one_line(words, told):
     assert told in one_line(lambda: check_config(compose_once("system=simulated", *words.split())))

@@ -86,10 +86,3 @@ def test_the_documented_tests_run(monkeypatch):
     exec(text, space)
     (mark,) = space["test_halfway"].pytestmark
     list_checks(mark)["nothing is stored on the method"]()
-
-
-def test_one_kind_is_given():
-    with pytest.raises(TypeError, match="give one of method, model, dataset and partition"):
-        parametrize_with_promises()
-    with pytest.raises(TypeError, match="give one of"):
-        parametrize_with_promises(method="fedavg", model="cnn")
