@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -11,6 +12,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.intervals import wilson_interval
 from fedpfl.report.claims import judge_claims, parse_claim, power_table
 from fedpfl.report.commands import find_words
+from fedpfl.report.compare import paired_test
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.load import runs
 from fedpfl.report.power import (
@@ -24,19 +26,22 @@ from fedpfl.report.power import (
     number_groups,
     student_interval,
 )
+from fedpfl.report.ranking import correct_by_holm
 from fedpfl.report.tables import accuracy_table
 from tests.command import TINY, compose_once
 from tests.conftest import keep_quick
 from tests.data.promises import one_line
-from tests.report.test_report import write_run
+from tests.report.test_report import read_output, write_run
 
 
 @pytest.mark.parametrize(
     ("pairs", "effect", "level", "power"),
     [
         (2, 0.5, 0.05, 0.06194861),
+        (3, 0.8, 0.05, 0.13488540),
         (5, 1.5, 0.05, 0.71070267),
         (10, 0.3, 0.01, 0.03739132),
+        (20, 0.8, 0.005, 0.65498606),
     ],
 )
 def test_power_is_that_of_statsmodels(pairs, effect, level, power):
@@ -52,6 +57,16 @@ def test_differences_that_seeds_can_tell():
     assert count_needed_pairs(2 / 2.5) == 15
     assert count_needed_pairs(-2 / 2.5) == 15
     assert count_needed_pairs(0.01) is None
+
+
+def test_chance_alone_supports_a_table_in_five_of_a_hundred():
+    """Of three rows with unequal spreads, over five seeds, corrected together."""
+    generator = np.random.default_rng(0)
+    tables = generator.normal(size=(2000, 3, 5)) * [[0.3], [1.0], [4.0]]
+    p_values = [[paired_test(row.tolist(), "t") for row in table] for table in tables]
+    assert np.mean(
+        [correct_by_holm(pd.Series(own)).min() < 0.05 for own in p_values]
+    ) == pytest.approx(0.05, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +155,12 @@ def test_a_claim_is_supported_or_not_or_needs_seeds(root: Path) -> None:
     assert judge(root, "fedobp > fedavg", by=3.1)[0]["verdict"] == "not supported"
 
 
+def test_too_few_seeds_are_said(root: Path) -> None:
+    write_run(root / "late", {4: 99.0}, seed=0, method={"name": "ditto"})
+    (row,) = judge(root, "ditto > fedavg")
+    assert (row["seeds"], row["verdict"]) == (1, "needs 2 more seeds to be tested")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -186,7 +207,7 @@ def write_clients(folder: Path, seed: int, own: np.ndarray, **changes: str) -> N
 
 
 @pytest.mark.parametrize("interval", ["seed", "client", "both"])
-def test_intervals_say_what_they_cover(tmp_path: Path, interval: str) -> None:
+def test_intervals_say_what_they_cover(tmp_path: Path, interval: str, capsys) -> None:
     generator = np.random.default_rng(0)
     fedavg = [generator.normal(70, 10, 20), generator.normal(72, 10, 20)]
     fedper = [own + generator.normal(3 + seed, 5, 20) for seed, own in enumerate(fedavg)]
@@ -216,3 +237,13 @@ def test_intervals_say_what_they_cover(tmp_path: Path, interval: str) -> None:
     assert row["gain_fedavg_seed_ci95"] == half(gains)
     assert row["change_fedavg_seed_ci95"] == half(gains, mean_of_worst_decile)
     assert row["accuracy_worst10_seed_ci95"] == half(fedper, mean_of_worst_decile)
+    words = ("tables", str(tmp_path), "--fairness", "--interval", interval, "--pm")
+    out = " ".join(read_output(capsys, *words)[0].split())
+    assert out.count(f"half-width of the 95 % confidence interval {OF_INTERVAL[interval]}") == 2
+    assert f"{np.mean(fedper):.2f} [±" in out
+    assert "standard deviation over seeds" not in out
+    one_seed = " ".join(read_output(capsys, *words, "seed=0")[0].split())
+    assert one_seed.count("In square brackets: half-width") == 2
+
+
+OF_INTERVAL = {"seed": "(Student's t)", "client": "for the choice", "both": "(bootstrap over seeds"}

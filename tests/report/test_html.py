@@ -175,6 +175,11 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
     assert (box["text"][0], box["text"][-1]) == ("client 0, seed 0", "client 9, seed 1")
     assert page.traces("clients", "FedOBP", "fine-tuned")[0]["x"][0] == 52
     assert page.traces("clients", "FedAvg")[0]["x"] == [60, 80]
+    add_columns(root / "a/fedavg/k2/seed0", "clients", accuracy_low=43.444, accuracy_high=90.25)
+    page = page_of(root)
+    (box,) = page.traces("clients", "FedAvg", "before fine-tuning")
+    assert box["text"][0] == "client 2, seed 0, 95 %: 43.44 to 90.25"
+    assert "95 %" not in page.traces("clients", "FedAvg", "fine-tuned")[0]["text"][0]
 
 
 def test_partitions(root: Path) -> None:

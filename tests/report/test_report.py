@@ -320,3 +320,27 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
         assert line.startswith(f"fedpfl: cannot write {tmp_path / out}/")
         assert line.endswith("or choose another with --out")
     assert not [*(tmp_path / "out").iterdir()]
+
+
+def test_no_runs_is_one_line_and_exit_code_2(tmp_path, capsys):
+    for command, (folder, message) in itertools.product(
+        ("tables", "figures", "html", None),
+        ((tmp_path, "no runs found below"), (tmp_path / "absent", "no such directory")),
+    ):
+        assert read_refusal(capsys, *filter(None, [command]), folder).startswith(message)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_where_clients_are_mostly_one_of_two_classes_a_note_says_how_far(root: Path) -> None:
+    head = "client,train,test,label_0,label_1{},accuracy\n"
+    for more, counts, share in (
+        ("", ("9,1", "1,3"), "82.5%"),
+        ("", ("5,5", "1,3"), None),
+        (",label_2", ("9,1,0", "1,3,0"), None),
+    ):
+        rows = [f"{client},30,10,{pair},70\n" for client, pair in enumerate(counts)]
+        for path in root.glob("a/*/*/*/clients.csv"):
+            path.write_text("".join([head.format(more), *rows]))
+        notes = [note for note in accuracy_table(runs(root)).notes if "larger one" in note]
+        assert len(notes) == bool(share)
+        assert all(f"larger one is {share} of its samples" in note for note in notes)
