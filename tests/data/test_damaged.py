@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedpfl.data.datasets import DATA_SETS, load_samples, pacs
+from fedpfl.data.datasets import load_samples, pacs
 from fedpfl.data.datasets.shared import source
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
@@ -179,32 +179,9 @@ def test_objects_are_never_unpickled(tmp_path):
     assert not (tmp_path / "trap").exists()
 
 
-def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
-    path = tmp_path / "own.npz"
-    np.savez(path, x=images(4, 8, 8), y=labels(4), test_from=3)
-    data = path.read_bytes()
-    at = data.rindex(b"test_from.npy")
-    path.write_bytes(data[:at] + b"tast_from.npy" + data[at + 13 :])
-    assert "(its part tast_from.npy is damaged)" in read_own(path)
-
-
 def test_images_and_labels_of_other_numbers(tmp_path, monkeypatch):
     """Also where they are as many in all: the labels would be those of other images."""
     whole = plain(monkeypatch)
     train, test = (name for name in whole.files if "labels" in name)
     write(tmp_path, whole.files | {train: idx(labels(5)), test: idx(labels(4))})
     assert "part 1 of 2 has 6 samples, but 5 labels" in attempt(lambda: whole.read(tmp_path))
-
-
-# Readers
-
-
-def test_a_mistake_of_a_readers_author_is_one_line(tmp_path, monkeypatch):
-    def read_mine(source):
-        raise KeyError("arr_0")
-
-    monkeypatch.setattr(read_mine, "__qualname__", "read_mine")
-    monkeypatch.setitem(DATA_SETS, "mine", read_mine)
-    said = attempt(lambda: load_samples("mine", tmp_path))
-    assert said.startswith(f"data set mine in {tmp_path} cannot be read: KeyError: 'arr_0'")
-    assert "fix its reader read_mine (hydra.verbose=true tells where it failed)" in said

@@ -240,13 +240,6 @@ def test_an_archive_writes_nothing_outside(tmp_path, cifar, monkeypatch):
     assert not (tmp_path / "outside").exists()
 
 
-def test_corrupt_cifar_is_named(tmp_path, cifar):
-    name, kind, files, _, _ = cifar
-    file = f"{kind.base_folder}/{kind.test_list[0][0]}"
-    write(tmp_path, files | {file: files[file] + b"?"})
-    assert corrupt(name, tmp_path).startswith(f"{kind.base_folder}: Dataset not found or corrupted")
-
-
 def test_svhn(tmp_path, monkeypatch):
     kind = vision.load_torchvision().SVHN
     splits, parts = dict(kind.split_list), {}
@@ -309,12 +302,8 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
 
 OPTIONS = """
 classes=2 => labels must be from 0 to 1, found 0 to 2
-mean=[0.5], std=[0.5] * 3 => dataset.mean has 1 entries, but the samples have 3 channels
 mean=[0.5] * 3, std=[0.5] * 2 => dataset.std has 2 entries, but the samples have 3 channels
 only=(0, 7) => dataset.only must be below 3, the number of classes, got 7
-only=(0, 0) => dataset.only must be labels, each once, got [0, 0]
-path="nowhere.npz" => dataset.path=nowhere.npz is no file
-path=None => dataset=npz needs dataset.path=FILE.npz
 """
 
 

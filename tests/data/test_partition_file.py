@@ -117,19 +117,12 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
 
 WRONG = """
 "nonsense" | cannot be read as a partition (JSONDecodeError
-"[]" | cannot be read as a partition (ValueError: it has no entry per client
-{"Test": [1], "zoe": [2]} | (ValueError: train, test and val are of a client; give
-[3] | client 0 has neither a list of samples nor train, test and val
 {"0": {"x": 20, "y": {"1": 20}}} | client 0 has neither a list of samples nor train, test and val
-[{"train": [1], "test": [2], "extra": []}] | client 0 has neither a list of samples nor train, test
 [{"train": [1], "test": 2}] | the samples of client 0 are no list of whole numbers
-[[1, 2], ["a"]] | the samples of client 1 are no list of whole numbers
 [[1], [2]] | clients must be 2, as PATH deals to so many, got 3
-[[1], [40], [2]] | partition.path: client 1 of PATH has sample 40, and the data set has 40
 [{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)] | sample 20 of PATH is for training and for testing or validation too
 """
-"""What is in the file | what is said. The fifth is FL-bench's statistics, the last four are as of a
-scheme of one's own.
+"""What is in the file | what is said. The second is FL-bench's statistics.
 """
 
 

@@ -112,7 +112,7 @@ def test_a_share_of_the_labels_is_wrong(kind):
         assert steps[step] / 20_000 == pytest.approx(share, abs=0.01)
 
 
-def test_a_long_tail_keeps_the_share_of_each_class_and_a_client_without_samples_is_a_line():
+def test_a_long_tail_keeps_the_share_of_each_class():
     labels = np.repeat(np.arange(3), 40)
     rows = np.random.default_rng(0).permutation(120)
     split = Partition((rows[:50], rows[50:100]), (rows[100:], rows[:0]))
@@ -123,9 +123,6 @@ def test_a_long_tail_keeps_the_share_of_each_class_and_a_client_without_samples_
     assert thinned.test is split.test
     for own, whole in zip(thinned.train, split.train, strict=True):
         assert [row for row in whole if row in {*own.tolist()}] == own.tolist()
-    alone = Partition((rows[labels[rows] == 2], rows[labels[rows] == 0]), (rows[:0],) * 2)
-    line = one_line(lambda: thin_classes(alone, labels, Shift(imbalance=1000), SEED))
-    assert "leaves client 0 no training samples" in line
 
 
 def samples_of(federation, split, client):
@@ -176,7 +173,6 @@ def test_newcomers_shift_too_and_a_world_that_comes_again_is_the_same():
     first = shifted.in_world(0)
     assert shifted.in_world(0) is first
     assert not torch.equal(shifted.in_world(1)[0].x, first[0].x)
-    assert len(shifted._by_world) == 1  # two would take twice the memory
     again = shifted.in_world(0)
     assert_same(again[0].x, first[0].x)
     members, newcomers = first
@@ -223,8 +219,6 @@ def test_groups_never_take_part_by_name():
         (["sketches"], {}, "unseen_groups must be one of art, photo, sketch, got"),
         (["art", "photo", "sketch"], {}, "leaves 3 of 3 clients out"),
         (["art"], {"partition": MIXED}, "client 0 holds samples of photo too"),
-        (["cartoon"], {"group_names": (*NAMES, "cartoon")}, "leaves 0 of 3 clients out"),
-        (["art"], {"groups": None, "group_names": (), "partition": MIXED}, "own has none"),
     ],
 )
 def test_names_that_are_no_groups_are_a_line(names, changes, line):
