@@ -5,10 +5,8 @@ import itertools
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 
@@ -61,15 +59,6 @@ def test_links_lead_to_a_file_and_a_heading():
 def name_anchor(heading: str) -> str:
     """The anchor that a code host and the site give a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def test_pages_of_a_task_begin_with_its_command():
-    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    (entries,) = (part["How to"] for part in menu if "How to" in part)
-    for page in (page for entry in entries for page in entry.values()):
-        title, _, text = (ROOT / "docs" / page).read_text().partition("\n")
-        assert title.startswith("# "), page
-        assert text.lstrip().startswith("```"), f"{page}: prose before the first command"
 
 
 def test_the_pages_show_commands():
@@ -281,23 +270,6 @@ def test_the_index_of_tests_has_every_folder():
     for path in (ROOT / "tests").rglob("__init__.py"):
         folder = path.parent.relative_to(ROOT / "tests").as_posix()
         assert folder == "." or f"| `{folder}` |" in index, folder
-
-
-def test_the_table_of_groups_lists_every_group():
-    """Whose choices the site's page of the configuration has; here are FedOBP's, which go together."""
-    rows = [line for line in (ROOT / "docs/run.md").read_text().splitlines() if line[:1] == "|"]
-    (of_methods,) = (row for row in rows if row.startswith("| `method` |"))
-    assert {*re.findall(r"`(\w+)`", of_methods)[1:]} <= {*METHODS}
-    assert "](methods.md" in of_methods
-    parts = {"dataset/own", "paper", "board"}  # of other groups and commands
-    folders = {path.parent.relative_to(CONF).as_posix() for path in Path(CONF).rglob("*.yaml")}
-    for group in {folder.split("/")[0] for folder in folders} - parts - {"."}:
-        assert any(f"`{group}`" in row.split("|")[1] for row in rows), group
-    for group in ("quantile", "norm", "score"):
-        row = next(row for row in rows if f"`{group}`" in row.split("|")[1])
-        for option in Path(CONF, group).glob("*.yaml"):
-            if not option.stem.endswith("_as_published") or group == "score":
-                assert f"`{option.stem}`" in row, option
 
 
 def count_prose(text: str) -> int:

@@ -56,12 +56,3 @@ def test_an_example_runs(name, full, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     runpy.run_path(f"{name}.py", run_name="__main__")
     assert PROMISED[name] in capsys.readouterr().out
-
-
-def test_the_example_of_a_method_has_an_item_for_each_promise():
-    """Its pytest item, which a reader copies, is one for each promise."""
-    module = runpy.run_path(str(EXAMPLES / "own_method.py"))
-    (mark,) = module["test_halfway"].pytestmark
-    checks = [check for parameter in mark.args[1] for check in parameter.values]
-    assert len(checks) > 10
-    assert all(map(callable, checks))

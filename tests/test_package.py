@@ -13,7 +13,6 @@ import pytest
 
 import fedpfl
 from fedpfl import __main__ as command
-from fedpfl.config.choices import list_choices
 from tests.command import TINY, call_main
 from tests.conftest import ROOT, keep_quick, read_cases
 
@@ -49,22 +48,13 @@ def test_completion_answers_commands_keys_and_choices(shell, ask):
         assert ask(f"fedpfl {line}", shell) == []
 
 
-def test_completion_offers_every_choice_of_a_group(ask):
-    choices = {f"method={choice}" for choice in list_choices("method")}
-    assert {*ask("fedpfl train method=")} == choices
-    assert {"rounds=", "method=", "local.", "experiment"} <= {*ask("fedpfl train ")}
-
-
 AGAIN = ("fedpfl.train", "fedpfl.check")
 
 
 ANSWERS = f"""
  => 0 => fedpfl train
---help => 0 => fedpfl export
 --version => 0 => {fedpfl.__version__}
 trian => 2 => fedpfl: trian is no command; there are train, check, report, export, federate, board, dashboard, tune; did you mean train?
--sc => 2 => fedpfl: -sc takes one of install=, uninstall= and query= with bash, zsh or fish
--sc install=fish => 0 => complete -c fedpfl
 report ls nowhere => 2 => no such directory: nowhere
 train local.lrr=1 => 2 => fedpfl: local.lrr is not a key here; did you mean local.lr?
 train --cfg job method=ditto rounds=77 => 0 => rounds: 77

@@ -80,12 +80,8 @@ def test_the_site_has_every_page_once():
 LINKS = """
 README.md => [a](docs/run.md#models) => [a](run.md#models)
 docs/run.md => [a](../README.md) => [a](index.md)
-docs/run.md => [a](../tests/README.md#x) => [a](tests.md#x)
 docs/run.md => [a](../examples/sweep.py) => [a](source/examples/sweep.py)
-docs/run.md => [a](results) => [a](results/index.md)
-docs/results/board.md => [a](../run.md) => [a](../run.md)
 docs/run.md => [a](#here) [b](https://x.org/y) => [a](#here) [b](https://x.org/y)
-tests/README.md => [a](../docs/safety.md) => [a](safety.md)
 """
 
 
@@ -103,11 +99,6 @@ def test_generated_pages_say_what_is_so():
     assert {*pages} == {f"methods/{name}.md" for name in METHODS}
     page = pages["methods/fedper.md"]
     assert "(../design.md#a-method)): `init`, `start`, `finish`.\n" in page
-    paper = "[arXiv:1912.00818](https://arxiv.org/abs/1912.00818)"
-    assert f"personalization layers (Arivazhagan et al., {paper}).\n\n```\nlayers:" in page
-    assert "| up | 576,896 | 582,026 |" in page
-    assert "| half the clients | TsingZ0/PFLlib |" in page
-    assert "only with a plain loop written from its paper" in pages["methods/pspfl.md"]
     board = pages["methods/seqfededt.md"].split("## On the board")[1]
     digits = "| Digits, Dir(0.1) | 1.5 | 97.76 | 97.61 | 95.04 | 20.83 | 2.01 |"
     assert digits in board

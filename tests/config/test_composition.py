@@ -1,11 +1,8 @@
 """Configurations that are composed once for equal choices of groups are those that Hydra composes."""
 
-import pytest
-from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
-from fedpfl.config.run_location import register_resolver
 
 WORDS = ("method=fedper rounds=4 local.lr=0.5", "++name=abc debug=fast", "round=4", "method=nope")
 
@@ -25,9 +22,3 @@ def test_words_give_the_same_in_any_company():
     with overrides.composing_once():
         overrides.compose_config(WORDS[0].split()).method.name = "changed"
         assert [compose(words) for words in [*WORDS, *WORDS]] == [*expected, *expected]
-
-
-def test_a_launcher_can_send_what_composition_needs_to_its_workers():
-    cloudpickle = pytest.importorskip("cloudpickle")
-    register_resolver()
-    cloudpickle.dumps(Singleton.get_state())

@@ -26,7 +26,7 @@ from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import TINY, compose_once, run_command
-from tests.conftest import keep_quick, read_cases
+from tests.conftest import read_cases
 from tests.data.promises import build, one_line
 
 CONF = Path(train.CONF)
@@ -61,16 +61,6 @@ def resolved(*overrides: str) -> dict[str, Any]:
 
 def key_of(*overrides: str) -> str:
     return identity(resolved(*overrides))
-
-
-# Files
-
-
-def test_every_file_begins_with_a_comment() -> None:
-    for path in FILES:
-        first = path.read_text().splitlines()[0]
-        assert first.startswith("# "), path
-        assert len(first) > 10, path
 
 
 TOGETHER = """
@@ -175,28 +165,20 @@ class Schema(Checked):
     limit: int | None = None
     values: Sequence[float] = ()
     pair: tuple[int, ...] = ()
-    where: Path | None = None
     part: Annotated[float, Between(0, 1)] = 0.5
     rate: Annotated[float, Above(0), AtMost(1)] | Literal["auto"] = "auto"
-    tries: Annotated[int, AtLeast(1)] | None = None
     levels: (
         Annotated[float, AtLeast(0), Below(1)] | tuple[Annotated[float, AtLeast(0), Below(1)], ...]
     ) = ()
-    ends: tuple[Annotated[float, Above(0)], float] = (1.0, 2.0)
-    kinds: tuple[Literal["a", "bb"], ...] = ()
-    switches: tuple[bool, ...] = ()
 
 
 FITTING = """
 share: 1, 1.0; 0.25, 0.25
-limit: None, None; 3, 3
 values: [1, 0.5], (1.0, 0.5); [0.0, -3.4e38, 1.2e-38], (0.0, -3.4e38, 1.2e-38)
 count: 2**63 - 1, 2**63 - 1
 name: "Größe 你好", "Größe 你好"
-where: "there", Path("there")
 rate: 1, 1.0; "auto", "auto"
 levels: 0, 0.0; [0, 0.99], (0.0, 0.99)
-ends: [0.1, -3], (0.1, -3.0)
 """
 """Key: what is given, what it becomes."""
 
@@ -213,22 +195,13 @@ UNFITTING = r"""
 count: True, 1.0, "abc", None => a whole number
 share: True, "abc" => a number
 fast: 1 => true or false
-name: 3 => a text
 kind: "c", ["a"] => one of a, b
 limit: 0.5 => a whole number or null
 values: [0.5, "abc"], 0.5 => a list of numbers
-kinds: ["c"] => a list of values, each one of a, bb
-switches: 0 => a list of values, each true or false
-where: 3 => a path or null
 part: -0.1, 1.1 => between 0 and 1
 rate: 0, 1.1 => above 0 and at most 1, or auto
-rate: "aut" => a number or auto
-tries: 0 => 1 or more, or null
 levels: 1, [0.5, 1] => at least 0 and below 1
-levels: "abc" => a number or a list of numbers
-ends: [0, 1] => a positive number
 share: 3.5e38 => within 1.2e-38 and 3.4e+38 in size, as float32 is, got 3.5e+38
-count: 2**63 => a whole number of at most 64 bits, got 9223372036854775808
 values: [0.5, float("inf")] => within 1.2e-38 and 3.4e+38 in size, as float32 is, got inf
 name: "a\x9bb" => a text without control characters, got 'a\x9bb'
 """
@@ -254,11 +227,7 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed():
 
 UNRESOLVED = """
 quantile.table=3 => quantile.table must map data sets to alphas to q, got 3
-dataset=mnist quantile.table.mnist={0.1:x} => quantile.q must be a number, got 'x'
-~quantile.table => quantile.table must map data sets to alphas to q, got None
-~quantile.otherwise partition.alpha=0.3 => quantile=paper: Table II has no q for dataset digits with alpha 0.3; set quantile.q=
 local=3 => local must be a group of keys, got 3
-~local => local has no value; set it with local=
 ~local.epochs => local.epochs has no value; set it with local.epochs=
 """
 
@@ -272,16 +241,12 @@ def test_a_configuration_that_cannot_be_resolved_is_one_line() -> None:
 UNHAD = """
 local.steps=20 => local.steps must be null beside local.epochs=5; set local.epochs=null, got 20
 method=per_fedavg local.decay=cosine => local.decay=cosine has no part in method=per_fedavg
-dataset=digits +dataset.size=3 => dataset.size is not a key here; known keys: mean, std
 dataset=cifar10_c dataset.corruptions=fog => dataset.corruptions must be a list of texts or null, got 'fog'
-partition=iid partition.samples_per_client=0 => partition.samples_per_client must be 1 or more, or null, got 0
-dataset.std=[0] => dataset.std must be a positive number, or null, got [0]
 model=mlp model.hidden=[200,0] => model.hidden must be 1 or more, got [200, 0]
-model=resnet18 model.norm=instance => model.norm must be one of batch, group, got 'instance'
 """
 
 
-@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(UNHAD), 4))
+@pytest.mark.parametrize(("words", "message"), read_cases(UNHAD))
 def test_what_is_out_of_range_or_cannot_be_had_is_one_line(words: str, message: str) -> None:
     assert message in one_line(lambda: build(*words.split()))
 
@@ -302,6 +267,7 @@ def test_clients_are_judged_over_their_own_classes_if_it_is_said() -> None:
 
 def test_runs_ask_for_their_places_side_by_side():
     """As those of `fedpfl.run` in threads do."""
+    run_location.register_resolver()
     cfg = overrides.compose_config(TINY)
     with ThreadPoolExecutor(4) as pool:
         places = [*pool.map(lambda _: cfg.copy().hydra.sweep.subdir, range(12))]
@@ -309,22 +275,10 @@ def test_runs_ask_for_their_places_side_by_side():
     assert run_location.INVALID not in places[0]
 
 
-def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
-    """Hydra encodes a job's text without quotes, and refuses such letters without them."""
-    words = ("rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out")
-    result = run_command("-m", *TINY, *words, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert len(list(tmp_path.glob("out/**/rounds.csv"))) >= 1
-
-
 WRONG_FILES = """
 method | mu: 0.1 | method=mine => method.name must be one of
-method |  | method=mine => method.name must be one of
-system | speed: 0.1 | system=mine => system.name must be one of
 local | lr: 0.1 | local=mine => local is a group of keys; set one of them, local.KEY=...
-experiment | local: {lr: 0.1} | experiment=mine => experiment is not a key here; known keys
 experiment | # @package _global_;;defaults: [/method: fedprox] | experiment=mine => To override a value use 'override method: fedprox'
-experiment | # \xe4 | experiment=mine => 'utf-8' codec can't decode
 """
 
 
@@ -344,6 +298,3 @@ def test_a_folder_of_ones_own_is_read_by_every_way_to_look_at_a_run(tmp_path):
     words = ("--config-dir", "my", "experiment=mine", *TINY)
     assert "local.lr=0.125" in run_command(*words, "--help", cwd=tmp_path).out
     assert "lr=0.125" in run_command(*words, "--dry-run", cwd=tmp_path).out
-    words = ("--config-dir", "absent", "--dry-run")
-    (line,) = run_command(*words, cwd=tmp_path).complaints
-    assert line == "fedpfl: --config-dir absent is no folder; give an existing one"

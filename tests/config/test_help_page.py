@@ -6,7 +6,6 @@ from omegaconf import OmegaConf
 
 from fedpfl.config import help_page, overrides
 from fedpfl.methods import METHODS
-from tests.command import run_command
 from tests.conftest import ROOT
 
 WORDS = ("method=fedobp", "method.score=fisher", "dataset=cifar100", "rounds=7")
@@ -41,19 +40,7 @@ def test_every_key_has_a_line_with_its_value_its_comment_and_its_choices(monkeyp
     assert f"method {', '.join(sorted(METHODS))} quantile" in flat
     for line in (
         r"method.score=fisher +one of obp, obp_as_published, gradient, fisher, fisher_batch$",
-        r"method.cold_start=paper +paper, global or initial$",
         r"^  local.lr=.*(?:\n {30}.*)*a positive number",
-        r"^  partition\.samples_per_client=\w+\n {32}\S",  # columns are kept
-        r"method.q=0.9998 .*between 0 and 1$",
         r"^  method.ema=0.0 .*at least 0 and below 1$",
     ):
         assert re.search(line, page, re.MULTILINE), line
-
-
-def test_the_command_prints_it_in_narrow_lines_and_does_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "70")
-    result = run_command("--help", "method=fedper", cwd=tmp_path)
-    assert (result.code, result.err) == (0, "")
-    assert "method.layers=1 " in result.out
-    assert max(map(len, result.out.splitlines()[4:])) <= 70
-    assert not list(tmp_path.iterdir())

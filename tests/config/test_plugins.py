@@ -12,7 +12,6 @@ import torch
 import fedpfl
 from fedpfl import export
 from fedpfl.config import overrides, plugins
-from fedpfl.config.beside import find_local_imports
 from fedpfl.config.run import Run
 from fedpfl.engine.measures import PLUGIN_MEASURES
 from fedpfl.ground.errors import FedpflError
@@ -22,7 +21,7 @@ from fedpfl.report.load import runs as load_runs
 from fedpfl.runner import session
 from tests.command import TINY, format_override, read_summary, run_command
 from tests.conftest import ROOT, read_cases
-from tests.data.promises import build, one_line
+from tests.data.promises import build
 
 MINE = (ROOT / "docs/mine.py").read_text()
 ALL = ("plugins=[mine.py]", "method=halfway", "model=wide", "dataset=stripes", "partition=equal")
@@ -179,13 +178,9 @@ def test_arguments_of_every_kind_arrive(folder: Path, capsys) -> None:
     changed = capsys.readouterr().out
     assert "method b 1.0 (3,)\n" in changed
     assert "model ReLU 2 x b 8\n" in changed
-    for word in ("model.act=x", "model.folder=x"):
-        (line,) = run_command(*words, word, cwd=folder).complaints
-        key = word.removesuffix("=x")
-        assert f"{key} is not a key here; known keys of model=mine: " in line
-    assert one_line(lambda: build(*words, "model.width=x")) == (
-        "model.width must be a whole number or null, got 'x'"
-    )
+    told = "model.act is not a key here; known keys of model=mine: "
+    (line,) = run_command(*words, "model.act=x", cwd=folder).complaints
+    assert told in line
 
 
 LEAN = """
@@ -249,44 +244,16 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(beside: Path)
         code(beside / "mine.py")
 
 
-def test_neither_fedpfl_nor_what_is_installed_is_a_plugins_code() -> None:
-    """Though it lies below the plugin's folder."""
-    assert find_local_imports(ROOT / "mine.py", b"import fedpfl.methods, json") == {}
-
-
-def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> None:
-    files = [tmp_path / folder / "mine.py" for folder in "ab"]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text(METHOD.replace('"mine"', f'"{file.parent.name}"').format("pass"))
-    both, alone = code(*files), [code(file) for file in files]
-    assert both == code(*reversed(files)) == " ".join(sorted(alone))
-    files[1].write_text(files[1].read_text() + "#")
-    assert code(*files) != both
-    plugins.load_plugins([])
-
-
 WRONG_FILES = """
 absent => No such file or directory; name a Python file that there is
 x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS, METRICS of names
 a = 1;;b = c => :2: NameError: name 'c' is not defined
-a = 1;;raise SystemExit(0) => :2: SystemExit: 0
-def f(: => :1: SyntaxError: invalid syntax
 METHODS = {'mine': int} => method=mine: it must be a subclass of fedpfl.methods.Method
-MODELS = {'mine': 3} => model=mine: it must be a class or a function, got 3
-MODELS = {'mine': int} => model=mine: no signature found for builtin type
-from torch import nn;;MODELS = {'mine': nn.Flatten()} => model=mine: it must be a class or a function, got
 MODELS = {'mine': lambda shape, classes, head: 0} => model=mine: its argument head is a key that every choice has
-DATASETS = {'mine': lambda source, only=1: 0} => dataset=mine: its argument only is a key that every choice has
 MODELS = {'mine': lambda shape, classes: 0, 'cnn4': int} => model=cnn4: it exists already; choose another name
-MODELS = {'a b': int} => model=a b: its name must be of letters, digits and _
-METRICS = {'f1': max} => metrics=[f1]: it must be a function, and its name of letters, digits and _, and of no
-METRICS = {'mine': max, 'ft_mine': max} => metrics=[ft_mine]: it must be a function, and its name
-METRICS = {'mine': 3} => metrics=[mine]: it must be a function, and its name
 """
 WRONG_HOOKS = """
 finnish(self): pass => finnish is no hook of a method
-start(self, server, client): pass => start takes (server, client) where the contract has (received, client); change
 aggregate(self, server, clients, uploads, weight): pass => aggregate takes (server, clients, uploads, weight) where\
  the contract has (server, clients, net, uploads, weight, generator); change its arguments, and calls of it
 """

@@ -22,10 +22,7 @@ def test_an_option_that_does_nothing_is_no_part_of_an_identity():
     ("value", "text"),
     [
         (-(2**63) - 1, "at most 64 bits"),
-        (float("nan"), "as float32 is"),
         (1e-39, "as float32 is"),
-        ("a\x00b", "without control characters"),
-        ([1, [2**63]], "at most 64 bits"),
         ({"inner": float("inf")}, r"key\.inner must be within .*, got inf"),
     ],
 )

@@ -1,48 +1,14 @@
 """Operations on trees of tensors; what travels, counted by hand."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Agreed, Known, Masked
 from tests.conftest import assert_close, assert_same
-
-
-class Pair(NamedTuple):
-    a: Tensor
-    b: dict
-
-
-def nested() -> dict:
-    deep = {"b": torch.tensor([7.0]), "scalar": torch.tensor(8.0)}
-    return {"w": torch.arange(6.0).view(2, 3), "deep": deep}
-
-
-def test_leaves_come_in_order_with_dotted_paths():
-    assert [path for path, _ in tree.items(nested())] == ["w", "deep.b", "deep.scalar"]
-    assert [leaf.numel() for leaf in tree.leaves(nested())] == [6, 1, 1]
-    paths = [path for path, _ in tree.items(Pair(torch.ones(1), nested()))]
-    assert paths == ["a", "b.w", "b.deep.b", "b.deep.scalar"]
-
-
-def test_map_keeps_structure_of_dicts_and_named_tuples():
-    pair = Pair(torch.ones(2), {"x": torch.zeros(1)})
-    result = tree.map(lambda a, b: a + 2 * b, pair, pair)
-    assert isinstance(result, Pair)
-    assert_same(result, Pair(torch.full((2,), 3.0), {"x": torch.zeros(1)}))
-
-
-def test_size_and_bytes():
-    assert (tree.size(nested()), tree.nbytes(nested())) == (8, 32)
-    flags, counts = torch.zeros(3, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
-    assert tree.nbytes({"flag": flags, "n": counts}) == 3 + 16
-
 
 shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4)
 
@@ -52,12 +18,6 @@ def test_unflat_and_rebuild_invert(shapes):
     values = {str(i): torch.randn(shape) for i, shape in enumerate(shapes)}
     assert_same(tree.unravel(tree.ravel(values), values), values)
     assert_same(tree.rebuild(values, tree.leaves(values)), values)
-
-
-def test_expand_lets_one_leaf_stand_for_a_subtree():
-    expanded = tree.expand({"w": True, "deep": False}, nested())
-    assert expanded == {"w": True, "deep": {"b": False, "scalar": False}}
-    assert tree.expand(True, nested()) == {"w": True, "deep": {"b": True, "scalar": True}}
 
 
 def test_clone_shares_nothing_and_is_contiguous():
