@@ -14,6 +14,7 @@ from fedpfl.config.dealing import deal_data, share_nothing
 from fedpfl.config.plan import check_config
 from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import memory
+from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.data.datasets.shared.words import encode_texts
 from tests.command import compose_once, format_override
 from tests.data.promises import build, one_line
@@ -60,6 +61,16 @@ def test_only_keeps_the_classes_that_it_names(labels):
     assert "dataset.only must be" in one_line(lambda: load(only=(99,)))
 
 
+def test_a_class_without_a_name_goes_by_its_number():
+    digits = datasets.load_samples("digits", Path("unused"), only=(3, 5, 7))
+    assert digits.class_names == ("3", "5", "7")
+    assert find_class(digits.class_names, 3, 5, "attack.target") == 1
+    assert datasets.load_samples("digits", Path("unused"), only=(0, 1)).class_names == ()
+    # Where names are no numbers, a number is a place.
+    assert find_class(("cat", "dog"), 2, 1, "key") == find_class(("cat", "dog"), 2, "dog", "key")
+    assert "below 3" in one_line(lambda: find_class((), 3, 3, "key"))
+
+
 def test_an_attack_names_classes(tmp_path):
     for name in "ab":
         make_frame(y=["1", "2", "3", "4"]).to_csv(tmp_path / f"{name}.csv", index=False)
@@ -82,10 +93,16 @@ NFD = unicodedata.normalize("NFD", "bénigne")
     ("written", "names"),
     [
         ([["bénigne", "x"], [NFD, "x"]], ("bénigne", "x")),
+        ([["a", "b "], ["a", " b"]], ("a", "b")),
+        ([["heart  attack", "none"], ["heart attack", "none"]], ("heart attack", "none")),
         ([["10", "010", "020"], ["10", "010", "020"]], ("010", "10", "020")),
+        ([["None", "NA"], ["None", "NA"]], ("NA", "None")),
         ([["no", "yes"], ["No", "yes"]], "'No' is 'no' at a"),
+        ([["+1", "-1"], ["1", "-1"]], "'1' is '+1' at a"),
+        ([["pre-op", "x"], ["pre\u2013op", "x"]], "'pre\u2013op' is 'pre-op' at a"),
         ([["01", "02"], ["1", "2"]], "'1' is '01' at a"),
         ([["no", "yes"], ["0", "1"]], "labels are texts, and those of"),
+        ([["Straße", "x"], ["STRASSE", "x"]], "'STRASSE' is 'Straße' at"),
     ],
 )
 @pytest.mark.parametrize("door", ["files", "by"])
@@ -115,21 +132,31 @@ def test_clients_and_categories_have_one_spelling(values):
 # ---- Pictures are what viewers show
 
 
-@pytest.mark.parametrize("kind", ["turned", "transparent", "grey"])
+@pytest.mark.parametrize(
+    "kind", ["turned", "mirrored", "transparent", "palette", "grey", "tiff", "bmp"]
+)
 def test_pictures_are_turned_and_lie_on_white(kind, tmp_path):
     pixels = np.full((8, 8, 3), 255, np.uint8)
     pixels[:4] = 0
-    image, exif = Image.fromarray(pixels).rotate(180), Image.Exif()
-    exif[0x0112] = 3 if kind == "turned" else 1
-    if kind == "grey":
+    image, orientation, suffix = Image.fromarray(pixels), 1, "png"
+    if kind in ("turned", "mirrored"):
+        orientation = {"turned": 3, "mirrored": 4}[kind]
+        image = image.rotate(180) if kind == "turned" else image.transpose(1)
+    elif kind == "grey":
         image = Image.new("LA", (8, 8), (0, 0))
         image.paste((0, 255), (0, 0, 8, 4))
-    elif kind == "transparent":
+    elif kind in ("transparent", "palette"):
         image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
         image.paste((0, 0, 0, 255), (0, 0, 8, 4))
+        image = image.quantize(4) if kind == "palette" else image
+    else:
+        suffix = kind
+    exif = Image.Exif()
+    exif[0x0112] = orientation
     for label in ("u", "v"):
         (tmp_path / "a" / label).mkdir(parents=True)
-        image.save(tmp_path / "a" / label / "1.png", exif=exif)
+        options = {} if suffix == "bmp" else {"exif": exif}
+        image.save(tmp_path / "a" / label / f"1.{suffix}", **options)
     samples = datasets.load_samples("sites", Path("unused"), path=tmp_path, size=8)
     assert samples.x[0, :, :4].max() == 0
     assert samples.x[0, :, 4:].min() == 255
@@ -146,6 +173,15 @@ def test_texts_of_any_script_are_told_apart(good, bad):
     ids = encode_texts([good, bad, good], 3, 100, 8, "d")
     assert ids[0].tolist() == ids[2].tolist() != ids[1].tolist()
     assert (ids > 1).any(1).all()
+
+
+def test_texts_without_a_word_are_counted(caplog):
+    encode_texts(["word", "...", " "], 3, 100, 8, "d")
+    assert "d: 2 of 3 texts have no word" in caplog.text
+    assert "no text has a word" in one_line(lambda: encode_texts(["!", "?"], 2, 100, 8, "d"))
+    assert encode_texts(["Don't stop-2"], 1, 100, 4, "d").tolist() == [[3, 5, 4, 2]]
+    words = encode_texts(["\u0645\u064f\u062d", "\u05e9\u05b8\u05dd"], 2, 100, 4, "d")
+    assert (words > 0).sum() == 2  # vowel signs of Arabic and Hebrew cut no word
 
 
 # ---- What comes in the wrong container
@@ -242,6 +278,17 @@ def test_what_cannot_be_kept_together_is_one_line(tmp_path):
     samples = load_files({"a": frame, "b": frame}, tmp_path / "own", label="y", together="patient")
     assert samples.units.tolist() == [0, 1, 2] * 8
     assert samples.x.shape == (24, 1)
+
+
+# ---- Advice quotes the cell
+
+
+@pytest.mark.parametrize("cells", [["1", "2020-01-31", "2"], ["2020-01-31", "x"]])
+def test_advice_quotes_the_cell(cells):
+    frame = make_frame(b=cells, y=["u", "v"])
+    told = one_line(lambda: load_frames({"a": frame}, label="y"))
+    assert "data: column 'b' holds '2020-01-31' in row" in told
+    assert "correct or empty it, name it in dataset.categories=[b], or leave it out" in told
 
 
 # ---- Files of other programs

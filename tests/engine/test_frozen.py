@@ -107,6 +107,8 @@ STILL = [
     ("curious", False, None, True),
     ("fedrep", False, FLIP, False),
     ("fedbabu", True, None, False),
+    ("fedbabu", False, None, True),
+    ("flute", False, None, True),
 ]
 """Method, with BatchNorm or not, views of samples, whether a body is computed once a phase."""
 
@@ -142,6 +144,12 @@ def test_each_sample_goes_through_the_body_once(name, model, federation):
         trained = sum(len(federation.train[client]) for client in {0, 1, 2, 4})
         assert count == trained + sum(map(len, federation.test))
     assert count < plain_count / 2
+
+
+def test_a_body_that_moves_or_keeps_statistics_has_no_store():
+    for model, adapter in (("resnet8", "head"), ("vit", "lora"), ("mlp", "none")):
+        net = build_network(model, (3, 32, 32), 5, 0, adapter=ADAPTERS[adapter])
+        assert features.make_feature_store(net, CPU) is None
 
 
 def test_other_samples_have_other_features(federation):
@@ -218,6 +226,14 @@ def test_the_rows_of_its_products_are_alike_together_and_alone(outputs, various)
     assert_same(evaluate_alone(backend, call), backend.evaluate(call))
 
 
+def test_many_clients_on_the_batched_backend_have_loops_numbers(net):
+    federation = make_federation((4,) * 300, tuple(number % 7 for number in range(300)))
+    backend, state = play_once(METHODS["fedper"](), net, federation)
+    call = EvalCall(METHODS["fedper"](), federation, state, list(range(300)))
+    batched = make_backend(as_engine("batched"), net, CPU)
+    assert_close(batched.evaluate(call), backend.evaluate(call))
+
+
 class _Curious(FedAvg):
     """Looks at the client's state in some way, which makes no difference here."""
 
@@ -237,6 +253,8 @@ LOOKS = {
     "reads": lambda client: client["trained"],
     "reads its number": lambda client: client["number"],
     "reads if there": _look_bravely,
+    "unpacks": lambda client: {**client},
+    "takes if any": lambda client: client or {},
 }
 
 
@@ -263,9 +281,13 @@ QUARTER = {"widths": (0.25,)}
 CUT = [
     ("heterofl", {**QUARTER, "scaler": True}),
     ("prunefl", QUARTER),
+    ("flexfl", {"levels": (0.1, 0.4, 1.0), "devices": (0, 1, 0)}),
+    ("fedrolex", QUARTER),
+    ("fjord", QUARTER),
     ("fjord", {**QUARTER, "ordered": True, "distill": 0.3}),
     ("subflot", {"rates": (0.75,)}),
     ("hermes", QUARTER),
+    ("fedmp", QUARTER),
     ("random_dropout", {**QUARTER, "judge": "own"}),
 ]
 
@@ -375,6 +397,10 @@ class Reader(nn.Module):
         return self.classifier(self.between(self, x, hidden))
 
 
+def divide_in_evaluation(net, x, hidden):
+    return hidden if net.training else hidden / hidden.size(1)
+
+
 def hook_layer():
     """Return a layer beside which something else is called."""
     layer = nn.Identity()
@@ -386,7 +412,10 @@ INSTANCE_NORM = nn.InstanceNorm1d(8, affine=True, track_running_stats=True)
 BETWEEN = {
     "batch": (lambda net, x, hidden: hidden.view(hidden.shape[0], -1), nn.Identity(), True),
     "size": (lambda net, x, hidden: hidden / hidden.size(1), nn.Identity(), False),
+    "input": (lambda net, x, hidden: hidden * x, nn.Identity(), False),
+    "mode": (divide_in_evaluation, nn.Identity(), False),
     "hook": (lambda net, x, hidden: hidden, hook_layer(), False),
+    "layer norm": (lambda net, x, hidden: hidden, nn.LayerNorm(8), False),
     "instance norm": (lambda net, x, hidden: hidden, INSTANCE_NORM, False),
 }
 """What tells how many neurons there are, or does not: with a layer, and whether it is cut."""

@@ -1,25 +1,30 @@
-"""Hooks beyond SGD on a loss, with methods made for them: random numbers, phases in which nothing
-moves, clipping; what clients are told, and the server finds out before a turn.
+"""Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random
+numbers, turns, phases; what clients are told, and the server finds out before a turn.
 """
 
 import dataclasses
 import itertools
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
+from torch import Tensor
 
 from fedpfl.data.augment import Augment
-from fedpfl.engine import FineTuning, make_backend, make_initial_state
+from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
+from fedpfl.ground.errors import MethodError
 from fedpfl.methods import Batch, FedAvg, Phase
 from tests.conftest import (
     BACKENDS,
     CLASSES,
     COHORTS,
     CPU,
+    HEAD,
     LOCAL,
     as_engine,
     assert_close,
@@ -51,6 +56,65 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
     tuned = evaluate(Blind(), net, federation, state[-1], backend, tuning=tuning)
     assert int(tuned.correct.sum()) > 0
     assert int(outcome.after.correct.sum()) > 0
+
+
+@dataclass(frozen=True)
+class Noting(FedAvg):
+    """Trains the body, keeps model and gradient as they are shown, and adds up what the loss keeps."""
+
+    def init(self, params, parts):
+        zeros = tree.map(torch.zeros_like, params)
+        return params, {"sum": torch.zeros(()), "model": zeros, "gradient": zeros}
+
+    def phases(self, server, client, params, epochs):
+        mask = {name: name not in HEAD for name in params}
+        return [Phase(epochs, mask, after_gradient=self._keep)]
+
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch), {"y": 1.0 + batch.y}
+
+    def _keep(self, server, client, params, grads, batch, loss, kept):
+        total = client["sum"] + batch.sum(kept["y"])
+        return {**client, "sum": total, "model": params, "gradient": grads}
+
+
+def test_the_look_at_the_gradient_is_ahead_of_the_step_and_sees_what_the_loss_leaves(
+    backend, net, federation
+):
+    one_step = Local(None, 16, 0.05, steps=1)
+    part = take_part(Noting(), net, federation, backend, local=one_step)
+    for client in (0, 2, 4):
+        seen, uploaded = (tree.take(own, client) for own in (part.client_states, part.uploads))
+        assert_same(seen["model"], net.params)
+        assert_close(uploaded, tree.map(lambda p, g: p - 0.05 * g, seen["model"], seen["gradient"]))
+        assert {name for name, leaf in seen["gradient"].items() if not leaf.any()} == {*HEAD}
+        order = Draws(0, "train", 1).order(client, "main", 0, len(federation.train[client]))
+        labels = federation.y[federation.train[client][order[:16]]]
+        assert seen["sum"] == (1 + labels).sum()
+
+
+@dataclass(frozen=True)
+class Returning(FedAvg):
+    """Goes back to a model of the states where it is told so, and trains on from there."""
+
+    goes_back: bool
+
+    def init(self, params, parts):
+        return params, {"model": params}
+
+    def phases(self, server, client, params, epochs):
+        training = Phase(1, stream="training")
+        return [Phase(1, step=self._return), training] if self.goes_back else [training]
+
+    def _return(self, server, client, net, params, batch):
+        return client["model"], batch.loss(net(params, batch.x))
+
+
+def test_a_step_may_go_back_to_a_model_of_the_states(backend, net, federation):
+    back, never = (
+        take_part(Returning(goes_back), net, federation, backend) for goes_back in (True, False)
+    )
+    assert_close(back.uploads, never.uploads)
 
 
 @dataclass(frozen=True)
@@ -170,6 +234,14 @@ def test_clipping_is_torchs(backend, net, federation):
         assert_close(client_row(part.uploads, client), expected, atol=1e-6)
 
 
+def test_small_gradients_and_held_entries_are_not_clipped():
+    grads, mask = [torch.tensor([3.0, 4.0]), torch.tensor([100.0])], [None, torch.tensor([False])]
+    assert_close(clip_gradients(grads, mask, 10.0, False)[0], torch.tensor([3.0, 4.0]))
+    assert_close(clip_gradients(grads, mask, 1.0, False)[0], torch.tensor([0.6, 0.8]))
+    rows = clip_gradients([torch.tensor([[3.0, 4.0], [0.3, 0.4]])], [None], 1.0, True)
+    assert_close(rows[0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
 # What clients are told, and what the server finds out before a turn
 
 
@@ -255,3 +327,34 @@ def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend,
             one = replace(plain, server=params, server_buffers=statistics)
             alone = evaluate(FedAvg(), net, who, one, backend, [number], tuning=tuned)
             assert_close(tree.take(judged, number), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
+
+
+def test_statistics_of_another_form_are_refused(backend, federation):
+    @dataclass(frozen=True)
+    class Wrong(FedAvg):
+        def before_training(self, server, client, net, shard):
+            return {"statistics": {"main": {}}}
+
+    state = make_initial_state(Wrong(), tiny(norm=True), 10, CPU)
+    told = r"statistics were found in another form than the network's, main.*is missing"
+    with pytest.raises(MethodError, match=told):
+        participate(Wrong(), tiny(norm=True), federation, state, [0], engine=backend)
+
+
+# Turns and phases without training
+
+
+def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federation):
+    """Where an axis has one entry its stride may choose a convolution's kernel, and with it the
+    last bits of a loss.
+    """
+
+    @dataclass(frozen=True)
+    class Measured(FedAvg):
+        def finish(self, server, client, start, end):
+            trained, untrained = (map(Tensor.stride, tree.leaves(own)) for own in (end, net.params))
+            assert [*trained] == [*untrained]
+            return super().finish(server, client, start, end)
+
+    assert 1 in net.params["conv.weight"].shape
+    record_rounds(Measured(), net, federation, COHORTS[:1], engine=backend)

@@ -6,11 +6,14 @@ from the memory it was captured with. What a graph would not see, such as a tens
 round, the stand-in does not see either.
 """
 
+import dataclasses
+import gc
 import itertools
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -20,11 +23,13 @@ import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine.backends import programs
 from fedpfl.engine.backends.programs import Program, ProgramCache
 from fedpfl.engine.keys import generator
 from fedpfl.engine.training import scripts
+from fedpfl.engine.training.scripted_steps import overwrite
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, Ditto, FedAvg
+from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -119,6 +124,19 @@ def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_mo
     assert capture.captured == len({1, 2, 3, 4, 6, 7})
 
 
+def test_the_latest_programs_are_kept(federation, monkeypatch):
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 2)
+    net, kept = tiny(), []
+    runner = make_backend(Engine("batched"), net, CPU)
+    runner._programs = ProgramCache(net, runner._autocast, Capture())
+    for count in (1, 2, 1, 3):
+        play_on(runner, FedAvg(), federation, [list(range(count))])
+        kept.append([len(program._job.rows) for _, program in runner._programs._programs])
+    assert kept == [[1], [2, 1], [1, 2], [3, 1]]
+    assert runner._programs.forget()
+    assert not runner._programs.forget()
+
+
 @pytest.mark.parametrize("hidden", [False, True], ids=["plain", "under another error"])
 def test_a_capture_without_room_is_tried_again_by_fewer_clients(hidden, federation):
     """Memory that runs out says nothing of the next capture; graphs stay on."""
@@ -141,6 +159,29 @@ def test_a_capture_without_room_is_tried_again_by_fewer_clients(hidden, federati
     assert_close(found, plain, atol=1e-5)
 
 
+def test_a_dropped_cache_leaves_no_program_behind(federation):
+    """Reference counts free the graphs' memory; nobody waits for the collector of garbage."""
+    net = tiny()
+    runner = make_backend(Engine("batched"), net, CPU)
+    runner._programs = ProgramCache(net, runner._autocast, lambda step: lambda: None)
+    gc.disable()
+    try:
+        play_on(runner, FedAvg(), federation, COHORTS[:1])
+        made = [weakref.ref(program) for _, program in runner._programs._programs]
+        runner._programs = None
+        assert made
+        assert [program() for program in made] == [None] * len(made)
+    finally:
+        gc.enable()
+
+
+def test_memory_of_a_later_phase_leaves_the_graphs_of_another(federation):
+    """Phases that come again, in later epochs and rounds, are captured once."""
+    capture, local = Capture(), dataclasses.replace(LOCAL, epochs=3)
+    played(FedSelect(p=0.5), federation, capture, COHORTS[:1] * 3, local=local)
+    assert capture.captured == 4  # two kinds of phase; discarded graphs would be captured anew
+
+
 # Scripts: the bits of steps by Python, and steps that no script repeats
 
 
@@ -155,6 +196,7 @@ PAIRS = [[0, 2, 3, 5], [0, 1, 4, 5]]
 VALUES = {
     "fedobp": {"q": 0.9},
     "subflot": {"rates": (0.75,)},
+    "fjord": {"widths": (0.25, 0.5), "ordered": True, "distill": 0.3},
     "heterofl": {"widths": (0.25, 0.5)},
 }
 
@@ -183,6 +225,7 @@ SCRIPTED = [
     ("pfedfda", "momentum", "mlp", True),  # its losses keep features
     ("fedcp", "momentum", "mlp", True),  # each sample has numbers of its own
     ("pfedme", "momentum", "norm", True),  # a step of its own
+    ("apfl", "momentum", "norm", True),
     # A frozen body and sub-models at their true size round where they are not.
     ("fedrep", "momentum", "mlp", False),
     ("subflot", "all", "lenet5", False),  # a loss that looks at the network at full size
@@ -251,6 +294,15 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
         assert_same(states, play(make_loop(), *run))
 
 
+def test_a_tree_takes_values_that_are_parts_of_itself():
+    old = {"one": torch.zeros(2), "other": torch.ones(2), "third": torch.full((2,), 2.0)}
+    leaves = dict(old)
+    overwrite(old, {"one": old["other"], "other": old["one"][:], "third": old["third"] + 1})
+    expected = {"one": torch.ones(2), "other": torch.zeros(2), "third": torch.full((2,), 3.0)}
+    assert_same(old, expected)
+    assert all(old[name] is leaf for name, leaf in leaves.items())
+
+
 def plain_step(tensors, minibatch, rate):
     weight, x = tensors
     (rows,) = minibatch
@@ -277,7 +329,9 @@ constant = torch.ones(3, 2)
 REFUSED = {
     "constant": lambda weight: weight.add_(constant),
     "random": lambda weight: weight.add_(torch.rand(3, 2)),
+    "read": lambda weight: weight.mul_(float(weight.sum())),
     "branch": lambda weight: weight.add_(1 if (weight > 1).any() else 0.01),
+    "as many as rows when it is recorded": lambda weight: weight.add_(scripts.ODD_ROWS[0]),
     "not pure": lambda weight: weight.add_(next(numbers)),
 }
 numbers = iter(range(1, 100))

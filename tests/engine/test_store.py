@@ -1,4 +1,6 @@
-"""Client states in host memory or on disk: the same numbers, no file left, a full disk is one line."""
+"""Client states in host memory or on disk: the same numbers, no file left, a full disk told of in
+one line.
+"""
 
 import copy
 import errno
@@ -24,8 +26,13 @@ from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Ditto, FedAvg, FedOBP
 from tests.command import (
+    TINY,
     TINY_TASK,
+    play_run,
+    read_checkpoint,
+    read_table,
     run_command,
+    snapshot,
 )
 from tests.conftest import COHORTS, CPU, LOCAL, assert_same, keep_quick, make_federation, tiny
 
@@ -108,7 +115,38 @@ def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_
     assert_same(again.take("client", range(100)), rows.take("client", range(100)))
 
 
-LARGE = (*TINY_TASK, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]")
+RUN = (*TINY, "rounds=4", "quantile.q=0.9")
+
+
+def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "disk"
+    play_run(here, *RUN)
+    assert "(state.device=disk)" in play_run(there, *RUN, "state.device=disk")
+    assert_same(read_checkpoint(here), read_checkpoint(there))
+    assert read_table(here / "rounds.csv") == read_table(there / "rounds.csv")
+    assert set(snapshot(here)) == set(snapshot(there))
+
+
+NETWORK = ("model=mlp", "model.hidden=[1000]")
+"""Of 3 MiB of parameters."""
+LARGE = (*TINY_TASK, "rounds=4", "quantile.q=0.9", *NETWORK)
+
+
+def test_what_a_run_will_take_is_told(tmp_path):
+    """Local training keeps a model per client, of 4 bytes an entry, and none at the server; one
+    more is the initial.
+    """
+    own = ("method=local_only", "rounds=2", "clients=8", "participation=0.25")
+    told = play_run(tmp_path, *TINY_TASK, *NETWORK, *own)
+    cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}
+    each = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10) / 2**20
+    assert len(cohort) == 3
+    assert (
+        f"client states (state.device=auto) up to {5 * each:,.0f} MiB once 4 clients have trained; "
+        f"checkpoint up to {4 * each:,.0f} MiB" in told
+    )
+    size = (tmp_path / "state.pt").stat().st_size
+    assert size / 2**20 == pytest.approx(3 * each, abs=0.1)
 
 
 def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(

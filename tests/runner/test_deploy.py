@@ -17,6 +17,7 @@ from torch import nn
 import fedpfl
 from fedpfl import export
 from fedpfl.ground.errors import FedpflError
+from fedpfl.runner import card as card_facts
 from tests.command import TINY, TINY_TASK, call_main
 from tests.conftest import assert_same, keep_only, read_cases
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
@@ -130,6 +131,20 @@ def test_an_onnx_file_answers_as_the_run(method, digits_runs, tmp_path):
     torch.testing.assert_close(torch.tensor(logits), run.predict(2, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
+def test_mlflow_loads_a_model_with_its_signature(digits_runs, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("onnxruntime")
+    run, out = digits_runs("fedper"), tmp_path / "models"
+    assert export.main([str(run.path), str(out), "--format=mlflow", "--clients=2"]) == 0
+    x, _ = run.samples(2)
+    model = mlflow.pyfunc.load_model(out / "client2")
+    logits = torch.tensor(model.predict(x.numpy())["logits"])
+    torch.testing.assert_close(logits, run.predict(2, x), rtol=1e-4, atol=1e-4)
+    (given,) = model.metadata.signature.inputs.to_dict()
+    assert given["tensor-spec"] == {"dtype": "uint8", "shape": (-1, 1, 28, 28)}
+
+
 def test_a_safetensors_file_says_what_its_input_is(digits_runs, tmp_path):
     run = digits_runs("fedper")
     out = tmp_path / "models"
@@ -180,6 +195,17 @@ def test_a_private_run_tunes_nothing_that_its_account_has_not(tmp_path):
             round.personal(0, finetuned=True)
 
 
+def test_some_clients_by_number_and_name(trained, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "new" / "models"
+    assert export.main([str(trained.path), str(out), "--clients", "zürich,0"]) == 0
+    assert capsys.readouterr().out == f"wrote 2 models to {out}\n"
+    names = {"zürich.pt", "client0.pt", "README.md", "config.yaml"}
+    assert {path.name for path in out.iterdir()} == names
+    for name, client in (("zürich", "zürich"), ("client0", 0)):
+        values = torch.load(out / f"{name}.pt", weights_only=True)
+        assert_same(values, trained.personal(client))
+
+
 def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path):
     run = digits_runs("fedper")
     baseline = digits_runs("fedavg", "eval.finetune_epochs=1", "eval.finetune_every=1")
@@ -194,6 +220,10 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
     assert (
         tuple(facts[key] for key in ["pipeline_tag", "license", "datasets", "metrics"]) == expected
     )
+    assert card_facts.list_public_datasets({"name": "hf", "path": "ylecun/mnist"}) == [
+        "ylecun/mnist"
+    ]
+    assert not card_facts.list_public_datasets({"name": "hf", "path": str(out)})
     for client in range(4):
         (row,) = re.findall(
             rf"^\| client{client}\.safetensors \| {client} \| .*$", text, re.MULTILINE
@@ -210,7 +240,10 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
 UNEXPORTED = """
 knn_per --format=safetensors => method=knn_per predicts by a rule of its own
 fedper --clients=4 => client must be a whole number from 0 to 3, got 4
+fedper --clients=berlin => client must be a whole number from 0 to 3
 fedper --baseline={ditto} => is no run of FedAvg
+fedper --format=tflite => invalid choice: 'tflite'
+fedper --finetuned => fedper was not fine-tuned; run it with eval.finetune_epochs=5
 """
 
 
