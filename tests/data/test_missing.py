@@ -93,6 +93,10 @@ def test_a_column_in_another_unit_is_told_before_training():
     held = memory.hold_data(sites)
     words = (*TABLE, *SMALL, "dataset.missing=mean")
     assert build(*words, f"dataset.digest={held.digest}").notes == ()
+    sites["site1"]["dose"] *= 2
+    held = memory.hold_data(sites)
+    assert build(*words, f"dataset.digest={held.digest}").notes == ()
+    sites["site1"]["dose"] /= 2
     sites["site2"]["dose"] *= 10
     held = memory.hold_data(sites)
     (note,) = build(*words, f"dataset.digest={held.digest}").notes
@@ -112,6 +116,8 @@ def test_a_column_in_another_unit_is_told_before_training():
             "column 'age' has no value in row 2; fill it in, or leave the row out, or set dataset.mi",
         ),
         ({"sick": None}, ("dataset.missing=mean",), "label has no value in row 1"),
+        ({"dose": np.inf}, ("dataset.missing=mean",), "'dose': a number in row 1 is not finite"),
+        ({"ward": " "}, ("dataset.missing=mean",), "ward has no value in row 1"),
         ({"age": np.nan}, ("dataset.missing=mode",), "feature age has no value in any training"),
     ],
 )
