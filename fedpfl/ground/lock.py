@@ -24,16 +24,19 @@ def acquire_lock(folder: Path) -> int:
         FedpflError: If a process holds it, this one included.
     """
     lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    # None, on cluster file systems without locks: better to run unguarded than not at all.
-    if _try_lock(lock) is False:
-        holder = os.read(lock, 32).decode(errors="replace").strip()
-        os.close(lock)
-        raise FedpflError(
-            f"run directory {folder} is in use by process {holder or 'unknown'}; wait for it, or"
-            " choose another with hydra.run.dir=..."
-        )
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
+    try:
+        # None, on cluster file systems without locks: better to run unguarded than not at all.
+        if _try_lock(lock) is False:
+            holder = os.read(lock, 32).decode(errors="replace").strip()
+            raise FedpflError(
+                f"run directory {folder} is in use by process {holder or 'unknown'}; wait for it,"
+                " or choose another with hydra.run.dir=..."
+            )
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+    except BaseException:
+        os.close(lock)  # a full disk must not keep the directory from this process's next try
+        raise
     return lock
 
 
