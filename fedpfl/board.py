@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts, terminal
+from fedpfl.ground import interrupts
 from fedpfl.ground.records import Record, Values
 
 if __name__ == "__main__":
-    interrupts.install_handler(interrupts.exit_during_import)
-    terminal.outlive_readers()
+    interrupts.begin_imports()
 
 import hashlib
 import math
@@ -510,5 +509,5 @@ def _run_board(command: BoardCommand) -> int:
 
 
 if __name__ == "__main__":
-    interrupts.install_handler(interrupts.raise_interrupt)
+    interrupts.end_imports()
     raise SystemExit(main())

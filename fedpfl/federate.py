@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts, terminal
+from fedpfl.ground import interrupts
 
 if __name__ == "__main__":
-    interrupts.install_handler(interrupts.exit_during_import)
-    terminal.outlive_readers()
+    interrupts.begin_imports()
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,5 +101,5 @@ def _play_words(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    interrupts.install_handler(interrupts.raise_interrupt)
+    interrupts.end_imports()
     raise SystemExit(main())

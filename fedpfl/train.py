@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts, terminal
+from fedpfl.ground import interrupts
 
 if __name__ == "__main__":
-    interrupts.install_handler(interrupts.exit_during_import)
-    terminal.outlive_readers()
+    interrupts.begin_imports()
 
 import logging
 import os
@@ -136,7 +135,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command: faults of the user's making are one line and a non-zero exit."""
-    interrupts.install_handler(interrupts.raise_interrupt)
+    interrupts.end_imports()
     _reached_jobs.clear()  # those of an earlier command of this process
     has_started = False
     try:

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts, terminal
+from fedpfl.ground import interrupts
 
 if __name__ == "__main__":
-    interrupts.install_handler(interrupts.exit_during_import)
-    terminal.outlive_readers()
+    interrupts.begin_imports()
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,7 +86,7 @@ def run_or_exit(options: Sequence[str], run_words: Sequence[str], accepted_statu
 
 def main() -> int:
     """Run the command; return the exit status."""
-    interrupts.install_handler(interrupts.raise_interrupt)
+    interrupts.end_imports()
     return run_guarded(__doc__, sys.argv[1:], _tune_and_print)
 
 

@@ -6,6 +6,7 @@ announce that.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from fedpfl.ground.terminal import print_notice
+from fedpfl.ground.terminal import outlive_readers, print_notice
 
 EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """The exit status by signal; where several came, the last of these counts."""
@@ -47,6 +48,22 @@ class Interrupt(KeyboardInterrupt):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it for the process that started a worker."""
         return Interrupt, (self.number,)
+
+
+def begin_imports() -> None:
+    """Prepare a command for the import of its modules, in which nothing is open yet."""
+    # Modules stay: a sixth of the start would go to looking for garbage among them.
+    gc.disable()
+    install_handler(exit_during_import)
+    outlive_readers()
+
+
+def end_imports() -> None:
+    """Raise Interrupt for signals from now on; garbage is looked for again, but not in modules."""
+    install_handler(raise_interrupt)
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def exit_during_import(number: int, frame: object) -> NoReturn:
