@@ -23,11 +23,13 @@ from fedpfl.config.schema import Checkpoint, Eval, Settings
 from fedpfl.data import Augment, Shift, partition
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
+from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.identity import identity
 from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import SURVIVAL, TASKS, Task, require_classification
 from fedpfl.methods import SEES, Method
+from fedpfl.models import Mixed
 from fedpfl.privacy import Privacy, SamplePrivacy
 from fedpfl.record.columns import METRICS
 from fedpfl.record.loggers import make_loggers
@@ -72,6 +74,20 @@ class Plan:
         """Return the task of the labels."""
         return TASKS[self.settings.task]
 
+    @property
+    def mixed(self) -> Mixed | None:
+        """Return clients' networks of different kinds, None where they have one."""
+        if self.model.name != "mixed":
+            return None
+        common_keys = ("weights", "head", "overlap")
+        for key in common_keys:
+            if self.model.options.get(key):
+                raise FedpflError(f"model.{key} is for one network; leave it out with model=mixed")
+        try:
+            return Mixed(**tree.drop(self.model.options, common_keys))
+        except ValueError as error:
+            raise FedpflError(f"model.{error}") from None
+
 
 def check_config(cfg: DictConfig) -> Plan:
     """Check the whole configuration. Raises FedpflError, about the key that the user set."""
@@ -115,6 +131,7 @@ def _make_plan(config: Record) -> Plan:
     )
 
     # ---- Step 3: groups that do not go together.
+    _ = plan.mixed  # raises for a network's own mistakes
     _require_fit_of_task(plan)
     _require_fit_of_privacy(plan)
     for is_excluded, message in (*_list_exclusions(plan), *_list_exclusions_of_defence(plan)):

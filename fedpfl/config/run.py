@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,12 @@ from fedpfl.data.fingerprint import fingerprint_sequence
 from fedpfl.data.heterogeneity import Heterogeneity
 from fedpfl.engine import Clock
 from fedpfl.engine.keys import Draws
+from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import SURVIVAL
-from fedpfl.methods import Method
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import METHODS, Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.privacy import Account, SampleAccount, SamplePrivacy, SampleProtection, Secret
 from fedpfl.robust import Adversary, Attack, Defence, make_adversary
@@ -50,6 +52,7 @@ class Run(Plan):
         adversary: who attacks, None where attack=none.
         origin: where the network's values are from.
         secret: of a private run, once it has its directory.
+        kinds: of the network of each client of the partition; () where they have one.
         notes: lines for the user about how the data were dealt.
     """
 
@@ -65,6 +68,7 @@ class Run(Plan):
     adversary: Adversary | None
     origin: WeightsOrigin
     secret: Secret | None = None
+    kinds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     world: int | None = None
 
@@ -82,6 +86,13 @@ class Run(Plan):
             adversary=_make_adversary(self, federation, newcomers),
             world=world,
         )
+
+    def list_kinds(self, federation: Federation) -> list[int]:
+        """Return the kind of network of each client of a federation."""
+        clients = range(federation.clients)
+        if not self.kinds:
+            return [0 for _ in clients]
+        return [self.kinds[federation.partition_number(client)] for client in clients]
 
     @property
     def horizon(self) -> float | None:
@@ -191,10 +202,13 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     account = _make_account(plan, federation, net)
     clock = _make_clock(plan, federation)
     data_digest, fingerprint = _digest_data(dealt_data, model_options["weights"], net, clock)
+    newcomers = dealt_data.newcomers
+    kinds = _assign_kinds(plan, [federation, *([newcomers] if newcomers else [])])
     run = Run(
         **vars(plan),
         federation=federation,
-        newcomers=dealt_data.newcomers,
+        newcomers=newcomers,
+        kinds=tuple(kinds),
         shifted=dealt_data.shifted,
         clock=clock,
         net=net,
@@ -226,8 +240,7 @@ def _digest_data(
     read_parts: list[Any] = [dealt_data.samples_digest, weight_values]
     split_parts: list[Any] = [dealt_data.samples_digest, dealt_data.splits, weight_values]
     # They are in no checkpoint, and may be drawn.
-    if net.fixed:
-        split_parts.append(net.fixed)
+    split_parts += [kind.fixed for kind in net.nets if kind.fixed]
     # Devices are read from a file too, if there is one.
     if clock and clock.system.file:
         read_parts.append(clock.devices)
@@ -237,14 +250,17 @@ def _digest_data(
 
 def _build_net(plan: Plan, federation: Federation, model_options: Values) -> Net:
     """Build the network, and tell it of clients and rounds."""
-    net = models.build_network(
-        plan.model.name,
-        federation.shape,
-        federation.classes,
-        plan.settings.seed,
-        **model_options,
+    build = partial(
+        models.build_network,
+        shape=federation.shape,
+        classes=federation.classes,
+        seed=plan.settings.seed,
         adapter=partial(ADAPTERS[plan.adapter.name], **plan.adapter.options),
     )
+    if plan.mixed:
+        net = models.build_mixed(plan.mixed, build)
+    else:
+        net = build(plan.model.name, **model_options)
     net = net.with_facts(clients=federation.clients, rounds=plan.settings.rounds)
     return net.to(plan.device)
 
@@ -262,11 +278,37 @@ def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
             f"method={method_name} is about low-rank pairs; choose adapter=lora{pairs_word}"
         )
     # Refuses what this network does not have, while nothing is written.
-    method.init(net.params, net.parts)
+    servers = [method.init(kind.params, kind.parts)[0] for kind in net.nets]
+    if len(net.nets) > 1:
+        _require_fit_of_kinds(method, method_name, net, servers)
     if method.validates and not any(map(len, federation.validation)):
         raise FedpflError(
             f"method={method_name} chooses by held-out samples, and there are none; set "
             "validation=0.1"
+        )
+
+
+def _require_fit_of_kinds(method: Method, method_name: str, net: Net, servers: list[Tree]) -> None:
+    """Raise FedpflError for a method that joins what networks of several kinds do not share."""
+    choice = f"method={method_name} and model=mixed"
+    if not method.takes_kinds:
+        takers = [name for name, taker in METHODS.items() if taker.takes_kinds]
+        raise FedpflError(
+            f"{choice}: it joins what clients of one network send, and these have several; use"
+            f" {', '.join(takers)}, or one network"
+        )
+    forms = [tree.specs(server) for server in servers]
+    if any(form != forms[0] for form in forms):
+        raise FedpflError(
+            f"{choice}: the server's part differs between kinds; only heads are of one form"
+            " (method.layers=1)"
+        )
+    statistics = [tree.specs(kind.buffers) for kind in net.nets]
+    is_alike = all(form == statistics[0] for form in statistics)
+    if "aggregate" in method.buffers().values() and not is_alike:
+        raise FedpflError(
+            f"{choice}: BatchNorm statistics differ between kinds; use method.statistics=local, or"
+            " networks without BatchNorm"
         )
 
 
@@ -313,6 +355,25 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     )
     stragglers = draw_stragglers(plan.system, clients, plan.local.amount, seed)
     return Clock(plan.system, devices, stragglers)
+
+
+def _assign_kinds(plan: Plan, federations: Sequence[Federation]) -> list[int]:
+    """Return the kind of each client by its number in the partition; [] with one network."""
+    mixed = plan.mixed
+    if mixed is None or len(mixed.kinds) == 1:
+        return []
+    names: dict[int, str] = {}
+    for federation in federations:
+        for client, name in enumerate(federation.client_names):
+            names[federation.partition_number(client)] = name
+    clients = plan.settings.clients
+    speeds: list[float] = []
+    if plan.system:
+        folder = Path(plan.settings.data_dir)
+        devices = draw_devices(plan.system, range(clients), plan.settings.seed, folder)
+        speeds = [device.speed for device in devices]
+    ordered_names = [names[number] for number in sorted(names)]
+    return mixed.assign_kinds(clients, plan.settings.seed, speeds, ordered_names)
 
 
 def _make_adversary(

@@ -42,6 +42,7 @@ class FedProto(LocalOnly):
     judge: Literal["nearest", "nearest_own", "head"] = "nearest"
 
     needs_classes = "it averages features by class"
+    takes_kinds = True
     server_sees = "each upload"
 
     def init(self, params, parts):

@@ -21,6 +21,8 @@ class LGFedAvg(PersonalInit):
     layers: WholeNumber = 1
     variant: Literal["paper", "as_published"] = "paper"
 
+    takes_kinds = True
+
     def buffers(self):
         """Keep statistics on the client."""
         return {"main": "local"}

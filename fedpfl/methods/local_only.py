@@ -14,6 +14,8 @@ class LocalOnly(PersonalByName):
     A client that was never sampled is evaluated by the initial model.
     """
 
+    takes_kinds = True
+
     _key: ClassVar[str] = "model"
 
     def buffers(self):

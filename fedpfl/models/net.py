@@ -41,18 +41,26 @@ class Net:
         constants: Buffers that no call writes to (`traits.constant`), kept like what is frozen.
         name: Of the model, for messages.
         traits: Side effects of its calls.
-        parts: Roles of the parameters; `facts` are the ones a module does not tell.
+        common: A small network beside it that all clients have alike, None without any.
+        facts: What a module does not tell of its parts.
+        parts: Roles of the parameters.
     """
 
     def __init__(
-        self, module: nn.Module, traits: Traits | None = None, name: str = "", **facts: Any
+        self,
+        module: nn.Module,
+        traits: Traits | None = None,
+        name: str = "",
+        common: Net | None = None,
+        **facts: Any,
     ):
         # ---- Step 1: trained values, frozen ones, and buffers; parameters that calls move count as
         # buffers.
         self.module = module
         self.traits = traits or Traits()
         self.name = name
-        self._facts = facts
+        self.common = common
+        self.facts = facts
         self.params: Tree = {}
         self.frozen: Tree = {}
         self.constants: Tree = {}
@@ -74,7 +82,11 @@ class Net:
         """Further names of parameters and buffers that layers share, with the name of their entry.
         """
         self.parts: Parts = find_parts(
-            module, statistics=self.buffers, aliases=self.aliases, **facts
+            module,
+            statistics=self.buffers,
+            aliases=self.aliases,
+            common=common.params if common else {},
+            **facts,
         )
 
         # ---- Step 3: where calls put values, and a module that none has touched.
@@ -104,6 +116,11 @@ class Net:
             ) from None
 
     @property
+    def nets(self) -> tuple[Net, ...]:
+        """Return the network of each kind; one where clients have networks of one form."""
+        return (self,)
+
+    @property
     def fixed(self) -> Tree:
         """Return frozen parameters and constant buffers, which all clients share."""
         return {**self.frozen, **self.constants}
@@ -120,13 +137,17 @@ class Net:
 
     def with_facts(self, **facts: Any) -> Net:
         """Return the same Net with further facts of Parts, such as the number of rounds."""
-        return self._rebuild(self.module, **{**self._facts, **facts})
+        return self._rebuild(self.module, **{**self.facts, **facts})
+
+    def with_common(self, common: Net | None) -> Net:
+        """Return the same Net beside a network that all clients have alike."""
+        return Net(self.module, self.traits, self.name, common, **self.facts)
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
         # Fixed values may be large: copies share them, as no call writes to them.
         fixed = self._find_fixed(self.module)
-        return self._rebuild(copy.deepcopy(self._uncalled, fixed), **self._facts)
+        return self._rebuild(copy.deepcopy(self._uncalled, fixed), **self.facts)
 
     def copy_module(self) -> nn.Module:
         """Return a copy of the module and its values, as it was made."""
@@ -134,13 +155,13 @@ class Net:
 
     def with_module(self, module: nn.Module) -> Net:
         """Return a Net of another module of the same form."""
-        return self._rebuild(module, **self._facts)
+        return self._rebuild(module, **self.facts)
 
     def to(self, device: torch.device) -> Net:
         """Move fixed values to a device, and return the Net."""
         for leaf in self._find_fixed(self.module).values():
             leaf.data = leaf.data.to(device)
-        return self._rebuild(self.module, **self._facts)
+        return self._rebuild(self.module, **self.facts)
 
     def _find_fixed(self, module: nn.Module) -> dict[int, Tensor]:
         """Return frozen parameters and constant buffers of a module of this form, by identity."""
@@ -149,7 +170,8 @@ class Net:
         return {id(leaf): leaf for leaf in fixed}
 
     def _rebuild(self, module: nn.Module, **facts: Any) -> Net:
-        return Net(module, self.traits, self.name, **facts)
+        common = self.common and self.common.copy()
+        return Net(module, self.traits, self.name, common, **facts)
 
     def bind(
         self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None
@@ -302,6 +324,12 @@ class Bound:
 
     def __init__(self, net: Net, buffers: dict[str, Tree], training: bool, weight: Tensor | None):
         self.net, self.buffers, self.training, self.weight = net, buffers, training, weight
+
+    @property
+    def common(self) -> Bound:
+        """Return the network that all clients have alike, which keeps no statistics."""
+        assert self.net.common, "Parts.common tells a method whether there is one"
+        return Bound(self.net.common, {}, self.training, self.weight)
 
     def still(self, buffers: dict[str, Tree] | None = None) -> Bound:
         """Return the same in evaluation mode, with other `buffers` if given: statistics are used

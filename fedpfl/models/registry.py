@@ -98,10 +98,10 @@ def build_network(
     """
     # Tests prove this package's networks free of side effects; a user's is observed.
     is_trusted = is_of_package(MODELS[name]) and name != "timm"
-    with _explain_errors(name):
+    with explain_errors(name):
         # ---- Step 1: the network, with initial values, and its head.
         module = _make_module(name, shape, classes, seed, options)
-        _check_logits(module, shape, classes)
+        check_logits(module, shape, classes)
         facts: Record = {"seed": seed, "sample": shape, "classes": classes}
         if not is_trusted:
             facts |= _trace_head(name, module, shape, classes)
@@ -116,7 +116,7 @@ def build_network(
             start_from(module, _complete_weights(module, weights), head_entries)
         if getattr(adapter, "func", adapter) is not none:
             adapter(module, parts.head_layer, seed)
-            _check_logits(module, shape, classes)
+            check_logits(module, shape, classes)
             if not is_trusted:
                 require_additions(copy_network(module), made_up_samples(shape, 3))
 
@@ -135,12 +135,12 @@ def make_module(
     name: str, shape: tuple[int, ...], classes: int, seed: int, **options: Any
 ) -> nn.Module:
     """Make the module of `build_network` alone, without weights or an adapter."""
-    with _explain_errors(name):
+    with explain_errors(name):
         return _make_module(name, shape, classes, seed, options)
 
 
 @contextmanager
-def _explain_errors(name: str) -> Iterator[None]:
+def explain_errors(name: str) -> Iterator[None]:
     """Turn errors of a network's code into a line that names the model."""
     try:
         yield
@@ -200,7 +200,7 @@ def _complete_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[
     }
 
 
-def _check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """Raise ValueError where a network does not answer two samples with their logits.
 
     Errors of the network itself are raised as they are.

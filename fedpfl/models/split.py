@@ -30,6 +30,9 @@ class Parts:
         newcomers apart; rounds: of the whole run; 0 where they are unknown. statistics:
         BatchNorm's running ones, as every model has them at first; {} for networks without.
     pairs: how many low-rank ones an adapted layer has (adapter=lora); 0 without.
+    kind: of the network, a row of `kinds`: the initial parameters of all kinds, where clients have
+        networks of several (model=mixed); () where they have not. common: the initial parameters of
+        a network beside it that all clients have alike; {} without.
     wire: traces the wiring.
     """
 
@@ -48,6 +51,9 @@ class Parts:
     clients: int = 0
     rounds: int = 0
     pairs: int = 0
+    kind: int = 0
+    kinds: tuple[Tree, ...] = field(default=(), compare=False, repr=False)
+    common: Tree = field(default_factory=dict, compare=False, repr=False)
     statistics: Tree = field(default_factory=dict, compare=False, repr=False)
 
     @property

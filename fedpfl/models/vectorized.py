@@ -19,6 +19,8 @@ ROWS = 4
 
 def find_obstacle(net: Net) -> str:
     """Return why the batched backend cannot take a network, in words; "" where it can."""
+    if net.common and (obstacle := find_obstacle(net.common)):
+        return obstacle
     # Networks of this package are known to be fit.
     if net.traits.trusted or not net.parts.sample:
         return ""

@@ -132,6 +132,13 @@ class Method(Checked):
     Other networks are then refused. 0: it takes any network.
     """
 
+    takes_kinds: ClassVar[bool] = False
+    """Whether clients may have networks of different kinds (model=mixed).
+
+    `init` is then asked for each kind. The server's tree, uploads, metrics, and the entries of client
+    states that the server's hooks read, have one form for all; these hooks see no others.
+    """
+
     pools_samples: ClassVar[bool] = False
     """Whether one client trains in the cohort's place, on the samples of all clients.
 
@@ -188,6 +195,8 @@ class Method(Checked):
         # A class that answers for the server is taken to see everything, unless it says less.
         if "server_sees" not in vars(cls) and SERVED & vars(cls).keys():
             cls.server_sees = SEES[-1]
+        if "takes_kinds" not in vars(cls):
+            cls.takes_kinds = False
         if "mixes_samples" not in vars(cls) and OBJECTIVE & vars(cls).keys():
             cls.mixes_samples = (
                 'nobody has said that its loss is a mean over single samples (mixes_samples = "" in'
