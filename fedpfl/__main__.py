@@ -7,6 +7,7 @@ import runpy
 import sys
 
 from fedpfl import __version__
+from fedpfl.ground import answer
 from fedpfl.ground.errors import did_you_mean
 from fedpfl.ground.terminal import outlive_readers, print_notice
 
@@ -23,7 +24,8 @@ COMMANDS = {
 USAGE = f"""fedpfl {__version__}: experiments in personalized federated learning
 
 {"".join(f"  fedpfl {name:10}{text}{chr(10)}" for name, text in COMMANDS.items())}
-Each has its own --help. Tab completion: eval "$(fedpfl -sc install=bash)", or zsh; fedpfl -sc install=fish | source"""
+Each has its own --help, and with --json its answer is one JSON object on standard output (AGENTS.md).
+Tab completion: eval "$(fedpfl -sc install=bash)", or zsh; fedpfl -sc install=fish | source"""
 
 
 def main() -> None:
@@ -32,6 +34,10 @@ def main() -> None:
     The exit status is the command's.
     """
     outlive_readers()
+    answer.run_command(_run_named)
+
+
+def _run_named() -> None:
     name, *rest = sys.argv[1:] or ["--help"]
     if rest and name in ("-h", "--help", "--version"):
         _refuse(f"{name} stands alone, got {rest[0]}; each command has a --help of its own")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import answer, interrupts
 from fedpfl.ground.records import Record, Values
 
 if __name__ == "__main__":
@@ -54,7 +54,7 @@ from fedpfl.report.load import runs
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.power import SeedScore, describe_parting, number_groups
 from fedpfl.report.ranking import MethodRanks, draw_rank_diagram, rank_tables
-from fedpfl.report.render import render, terminal_width
+from fedpfl.report.render import render, show_tables
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, mean_and_std
 from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, describe_validation
@@ -368,7 +368,7 @@ def write_board(command: BoardCommand, board: Board) -> None:
     accuracy_figure(board.finished_runs, folder / "accuracy")
     if board.ranks is not None:
         draw_rank_diagram(board.ranks, folder / "ranks")
-    print(render(short_table, width=terminal_width()))
+    show_tables(short_table)
     print_notice(f"wrote {folder / 'board.html'}")
 
 
@@ -510,4 +510,4 @@ def _run_board(command: BoardCommand) -> int:
 
 if __name__ == "__main__":
     interrupts.end_imports()
-    raise SystemExit(main())
+    answer.run_command(main)

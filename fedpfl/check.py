@@ -6,14 +6,15 @@ Exit status: 0 all is kept, 1 something is not, 2 the command or the file must b
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 
 import torch
 
 from fedpfl.config import plugins
 from fedpfl.config.plugins import PLUGIN_KINDS
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError, did_you_mean, escape_controls, shorten_values
+from fedpfl.ground.records import Record
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.testing.elsewhere import OtherProcess
 from fedpfl.testing.promises import Trial, Untriable, audit
@@ -149,16 +150,20 @@ def _print_verdicts(subject: Subject, trial: Trial, is_quick: bool) -> int:
     """Print the verdict on each promise; return the exit status."""
     print(subject)
     broken_count = 0
+    verdicts: list[Record] = []
+    answer.add_facts(subjects=[{"subject": str(subject), "promises": verdicts}])
     try:
         for promise, faults, advice in audit(trial, PROMISES_BY_KIND[subject.kind], is_quick):
             word = "ok"
             if faults:
                 word = "WRONG" if promise.binding else "note"
                 broken_count += promise.binding
+            told_faults = [escape_controls(shorten_values(fault)) for fault in faults]
+            verdicts.append({"promise": promise.title, "verdict": word, "faults": told_faults})
             # The next promise may take a minute.
             print(f"  {word:6}{promise.title}", flush=True)
-            for fault in faults:
-                print(f"        {escape_controls(shorten_values(fault))}")
+            for fault in told_faults:
+                print(f"        {fault}")
             if advice:
                 print(f"        {advice}")
     except Untriable as error:
@@ -170,4 +175,4 @@ def _print_verdicts(subject: Subject, trial: Trial, is_quick: bool) -> int:
 
 if __name__ == "__main__":
     outlive_readers()
-    sys.exit(main())
+    answer.run_command(main)

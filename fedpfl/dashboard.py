@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.wandb_logger import WandbOptions, is_logged_in
@@ -134,4 +135,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     outlive_readers()
-    raise SystemExit(main())
+    answer.run_command(main)

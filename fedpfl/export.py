@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedpfl.config.overrides import read_list_value
 from fedpfl.config.plan import check_config
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.loggers import make_loggers
@@ -116,6 +117,7 @@ def _export_models(
         finetuned=options.finetuned,
         license=options.license,
     )
+    answer.add_facts(files=[*output.iterdir()])
     print(f"wrote {count} models to {output}")
 
 
@@ -161,4 +163,4 @@ def _write_flower_app(folder: Path, words: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     outlive_readers()
-    raise SystemExit(main())
+    answer.run_command(main)

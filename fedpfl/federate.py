@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import answer, interrupts
 
 if __name__ == "__main__":
     interrupts.begin_imports()
@@ -38,6 +38,7 @@ from fedpfl.ground.words import check_words
 from fedpfl.remote import app, sites
 from fedpfl.remote.node import NodePolicy, make_run_node
 from fedpfl.remote.server import InProcessGrid
+from fedpfl.runner import header
 from fedpfl.runner.faults import run_guarded
 
 
@@ -96,10 +97,10 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _play_words(words: Sequence[str]) -> int:
-    play_federation(words)
+    header.tell_run(play_federation(words))
     return 0
 
 
 if __name__ == "__main__":
     interrupts.end_imports()
-    raise SystemExit(main())
+    answer.run_command(main)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import answer, interrupts
 
 if __name__ == "__main__":
     interrupts.begin_imports()
@@ -39,7 +39,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.terminal import print_notice
 from fedpfl.record import console
-from fedpfl.runner import dry_run, session, trials
+from fedpfl.runner import dry_run, header, session, trials
 from fedpfl.runner.faults import EXIT_STATUS, TrialPruned, user_errors
 
 DRY_RUN = "--dry-run"
@@ -97,6 +97,7 @@ def job(cfg: DictConfig) -> str | None:
             raise
         sys.exit(1)
     finally:
+        header.tell_run(path)
         remove_empty_folders(path)
     return None
 
@@ -186,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer.run_command(main)

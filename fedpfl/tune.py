@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import answer, interrupts
 
 if __name__ == "__main__":
     interrupts.begin_imports()
@@ -27,7 +27,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.words import check_words
 from fedpfl.methods import METHODS
-from fedpfl.report.render import render, terminal_width
+from fedpfl.report.render import render, show_tables
 from fedpfl.runner.faults import run_guarded
 from fedpfl.runner.tuning import TuningRequest, tune_methods
 
@@ -100,9 +100,9 @@ def _tune_and_print(arguments: Sequence[str]) -> int:
     (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
     (request.folder / "tuned.csv").write_text(render(table, "csv"))
     (request.folder / "tuned.tex").write_text(render(table, "latex"))
-    print(render(table, width=terminal_width()))
+    show_tables(table)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    answer.run_command(main)

@@ -10,17 +10,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError, escape_controls, shorten_values
 from fedpfl.ground.words import check_words
 
 
 def print_notice(text: object) -> None:
     """Print one line on standard error, where it does not mix with results."""
-    print(
-        f"fedpfl: {escape_controls(shorten_values(str(text)))}",
-        file=sys.stderr,
-        flush=True,
-    )
+    line = escape_controls(shorten_values(str(text)))
+    answer.note_error(line)
+    print(f"fedpfl: {line}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):

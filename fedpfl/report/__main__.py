@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
 from fedpfl.ground.records import Record
@@ -40,7 +41,7 @@ from fedpfl.report.load import Directory, no_runs_error, print_to_stderr, read_d
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.power import INTERVAL_TEXTS
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
-from fedpfl.report.render import FORMATS, render, terminal_width
+from fedpfl.report.render import FORMATS, render, show_tables, terminal_width
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
 from fedpfl.report.tables import ACCURACIES, COLUMNS, CURVES, SELECTIONS, accuracy_table
@@ -370,8 +371,10 @@ def _list_runs(options: Namespace) -> None:
         entries = [entry for entry in entries if entry.directory.status in options.status]
     if options.sort:
         entries = listing.sort_entries(entries, options.sort)
+    records = [entry.record for entry in entries]
+    answer.add_facts(runs=records)
     if options.format == "json":
-        text = json.dumps([entry.record for entry in entries], indent=2) + "\n"
+        text = json.dumps(records, indent=2) + "\n"
     else:
         text = render(listing.entries_table(entries), options.format, terminal_width() or _WIDE)
     print(text, end="")
@@ -430,11 +433,12 @@ def _output_folder(options: Namespace, name: str) -> Path:
 
 def _report_files(targets: Iterable[Path]) -> None:
     for target in targets:
+        answer.add_facts(files=[target])
         print_to_stderr(f"wrote {target}")
 
 
 def _print_tables(tables: Table | Sequence[Table], options: Namespace) -> None:
-    print(render(tables, options.format or "terminal", terminal_width()), end="")
+    show_tables(tables, options.format or "terminal")
 
 
 def _show_table(name: str, table: Table, options: Namespace) -> None:
@@ -536,4 +540,4 @@ COMMANDS = {
 
 if __name__ == "__main__":
     outlive_readers()
-    raise SystemExit(main())
+    answer.run_command(main)

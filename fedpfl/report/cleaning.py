@@ -13,7 +13,7 @@ from fedpfl.ground.lock import hold_lock
 from fedpfl.report.listing import entries_table, list_entries
 from fedpfl.report.load import Directory, print_to_stderr
 from fedpfl.report.reading import read_summary
-from fedpfl.report.render import render, terminal_width
+from fedpfl.report.render import show_tables
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 DEFAULT_STATUSES = ("failed", "diverged", "broken")
@@ -59,7 +59,8 @@ def clean_runs(
         return 0
 
     # ---- Step 2: show them and ask.
-    print(render(entries_table(list_entries(removable)), width=terminal_width()))
+    show_tables(entries_table(list_entries(removable)))
+    print()
     count = "1 directory" if len(removable) == 1 else f"{len(removable)} directories"
     if not yes and not _ask_user(f"Remove {count}? [y/N] "):
         print("removed nothing")

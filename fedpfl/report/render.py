@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.table import Table
 from fedpfl.report.terminal import render_terminal
@@ -56,6 +57,13 @@ def render(
     if form not in renderers:
         raise FedpflError(f"unknown format {form!r}; choose one of: {', '.join(FORMATS)}")
     return "\n".join(map(renderers[form], table_list))
+
+
+def show_tables(tables: Table | Sequence[Table], form: str = "terminal") -> None:
+    """Print tables, which are the command's answer."""
+    table_list = [tables] if isinstance(tables, Table) else list(tables)
+    answer.add_facts(tables=[table.record for table in table_list])
+    print(render(table_list, form, terminal_width()), end="")
 
 
 def _render_markdown(table: Table) -> str:

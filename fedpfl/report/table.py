@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.ground.records import Values
+from fedpfl.ground.records import Record, Values
 from fedpfl.report.text import clip_text, one_line
 
 _MARK_STYLES = {
@@ -164,6 +164,17 @@ class Table:
         if frame is None:
             frame = pd.DataFrame(records, columns=None if records else [*columns])
         return cls(title, tuple(columns.values()), rows, frame, **fields)
+
+    @property
+    def record(self) -> Record:
+        """Return the table for programs: its texts, and its exact numbers by column."""
+        return {
+            "title": self.title,
+            "caption": self.caption,
+            "notes": self.notes,
+            "commands": self.commands,
+            "rows": self.frame.to_dict("records"),
+        }
 
     def texts(self, form: str, escape: Callable[[str], str]) -> tuple[list[int], list[list[str]]]:
         """Return the indices of columns that are not empty, and the text of all cells.

@@ -17,6 +17,7 @@ from fedpfl.config.messages import format_error
 from fedpfl.config.plan import Plan, check_config
 from fedpfl.config.run import build_run
 from fedpfl.data.datasets.shared import source
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.records import Values
 from fedpfl.privacy import Secret
@@ -145,6 +146,9 @@ def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache, plays_round: boo
     plan = check_config(cfg)
     status = _describe_directory(path, plan)
     run = build_run(plan, cache.share)
+    facts = {"path": path, "status": status, "identity": plan.identity}
+    facts |= header.make_summary_facts(run)
+    answer.add_facts(runs=[facts])
     if not plays_round:
         return status
     needs = estimate_needs(run)
@@ -166,6 +170,7 @@ def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache, plays_round: boo
     )
     with user_errors(cfg, path):
         row = next(loop.train_rounds(tried_run, backend, state)).row
+    facts |= {"needs": needs._asdict(), "last": row}
     text = f"round 1 took {row['seconds']:.2f} s"
     if row.get("eval_seconds") is not None:
         text += f", an evaluation of all clients {row['eval_seconds']:.2f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +14,15 @@ from fedpfl import engine
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
-from fedpfl.ground import tree
+from fedpfl.ground import answer, tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, SURVIVAL
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
-from fedpfl.record import console, environment
+from fedpfl.record import console, environment, run_files
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
@@ -213,6 +215,14 @@ def _describe_parts(net: Net) -> str:
     if net.frozen:
         text += f"; {tree.size(net.frozen):,} frozen ones are sent once and not counted"
     return text
+
+
+def tell_run(path: Path) -> None:
+    """Add a run to the command's answer: its directory and its summary, if it has one."""
+    with contextlib.suppress(FedpflError):
+        summary = run_files.read_summary_file(path)[0]
+        if summary:
+            answer.add_facts(runs=[{"path": path, **summary}])
 
 
 def report_finished(directory: RunDirectory, quiet: bool) -> None:
