@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from fedpfl import __version__
 from fedpfl.ground.errors import error_text
@@ -34,10 +34,14 @@ def note_error(text: str) -> None:
     _errors[:] = [text]
 
 
-def run_command(main: Callable[[], int | None]) -> NoReturn:
-    """Run a command, and exit with its status; with --json its answer alone is on stdout."""
+def run_command(main: Callable[[], int | None]) -> None:
+    """Run a command, and exit if its status is not 0; with --json stdout has its answer alone."""
+    status: Any
     if JSON_OPTION not in sys.argv:
-        sys.exit(main())
+        status = main()
+        if status:
+            sys.exit(status)
+        return
     sys.argv = [word for word in sys.argv if word != JSON_OPTION]
     _facts.clear()
     _errors.clear()
@@ -45,7 +49,6 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     sys.stdout.flush()
     standard_output = os.dup(1)
     os.dup2(2, 1)
-    status: Any
     try:
         with contextlib.redirect_stdout(sys.stderr):
             status = main() or 0
@@ -60,7 +63,8 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     # Processes of torchrun share one standard output.
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(_make_answer(status), allow_nan=False), flush=True)
-    sys.exit(status)
+    if status:
+        sys.exit(status)
 
 
 def _make_answer(status: int) -> Record:
