@@ -87,12 +87,9 @@ class Run(Plan):
             world=world,
         )
 
-    def list_kinds(self, federation: Federation) -> list[int]:
-        """Return the kind of network of each client of a federation."""
-        clients = range(federation.clients)
-        if not self.kinds:
-            return [0 for _ in clients]
-        return [self.kinds[federation.partition_number(client)] for client in clients]
+    def find_net(self, federation: Federation) -> Net:
+        """Return the network of the clients of a federation."""
+        return _deal_kinds(self.net, self.kinds, federation)
 
     @property
     def horizon(self) -> float | None:
@@ -208,10 +205,10 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         **vars(plan),
         federation=federation,
         newcomers=newcomers,
-        kinds=tuple(kinds),
+        kinds=kinds,
         shifted=dealt_data.shifted,
         clock=clock,
-        net=net,
+        net=_deal_kinds(net, kinds, federation),
         samples_digest=dealt_data.samples_digest,
         data_digest=data_digest,
         fingerprint=fingerprint,
@@ -357,11 +354,11 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     return Clock(plan.system, devices, stragglers)
 
 
-def _assign_kinds(plan: Plan, federations: Sequence[Federation]) -> list[int]:
-    """Return the kind of each client by its number in the partition; [] with one network."""
+def _assign_kinds(plan: Plan, federations: Sequence[Federation]) -> tuple[int, ...]:
+    """Return the kind of each client by its number in the partition; () with one network."""
     mixed = plan.mixed
     if mixed is None or len(mixed.kinds) == 1:
-        return []
+        return ()
     names: dict[int, str] = {}
     for federation in federations:
         for client, name in enumerate(federation.client_names):
@@ -373,7 +370,13 @@ def _assign_kinds(plan: Plan, federations: Sequence[Federation]) -> list[int]:
         devices = draw_devices(plan.system, range(clients), plan.settings.seed, folder)
         speeds = [device.speed for device in devices]
     ordered_names = [names[number] for number in sorted(names)]
-    return mixed.assign_kinds(clients, plan.settings.seed, speeds, ordered_names)
+    return tuple(mixed.assign_kinds(clients, plan.settings.seed, speeds, ordered_names))
+
+
+def _deal_kinds(net: Net, kinds: Sequence[int], federation: Federation) -> Net:
+    """Return networks that know the kinds of a federation's clients."""
+    clients = range(federation.clients)
+    return net.with_kinds([kinds[federation.partition_number(c)] for c in clients] if kinds else [])
 
 
 def _make_adversary(

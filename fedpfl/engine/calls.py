@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fedpfl.engine.state import State
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground import tree
+from fedpfl.ground.errors import MethodError
 from fedpfl.ground.records import Record
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Entries, Tree
@@ -162,6 +163,49 @@ def select_clients(call: AnyCall, positions: Sequence[int]) -> AnyCall:
     return replace(call, clients=[call.clients[i] for i in positions], overlay=overlay)
 
 
+def group_by_kind(call: Call) -> dict[int, list[int]]:
+    """Return the positions of a call's clients by the kind of their network."""
+    positions: dict[int, list[int]] = {}
+    for position, client in enumerate(call.clients):
+        positions.setdefault(call.state.rows.kinds[client], []).append(position)
+    return positions
+
+
+def join_answers(call: Call, answers: Sequence[Any], order: Sequence[int]) -> Any:
+    """Join answers about clients of several kinds, of what has one form in all.
+
+    Args:
+        call: About all of them.
+        answers: One after another.
+        order: The place of each of their rows in the joined answer.
+
+    Raises:
+        MethodError: Uploads have other forms in other kinds.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    if isinstance(call, TrainCall):
+        answers = [keep_common(call.state, answer) for answer in answers]
+        forms = [tree.specs(tree.take(answer.uploads, slice(0))) for answer in answers]
+        if any(form != forms[0] for form in forms):
+            raise MethodError(
+                f"{type(call.method).__name__}.finish sends uploads of another form from networks"
+                " of another kind; takes_kinds is for uploads of one form"
+            )
+    return tree.take(tree.concatenate_trees(answers), torch.tensor(order).argsort())
+
+
+def keep_common(state: State, participation: Participation) -> Participation:
+    """Return a participation without what only clients of one kind have."""
+    rows = state.rows
+    private_roles = rows.initial["buffers"].keys() - rows.common["buffers"]
+    return participation._replace(
+        client_states=tree.select(participation.client_states, rows.common["client"]),
+        buffers=tree.drop(participation.buffers, private_roles),
+        updated_buffers=tree.drop(participation.updated_buffers, private_roles),
+    )
+
+
 def estimate_work(call: Call, client: int) -> float:
     """Estimate how long a client takes, in training samples; evaluating one takes a third."""
     train_samples = int(call.federation.train_sizes[client])
@@ -188,7 +232,7 @@ def with_before_turn(call: AnyCall) -> AnyCall:
     round_number = call.draws.round
     tracking = track_global_draws(method, (seed, purpose, round_number, "before_turn", "process"))
     with tracking, torch.no_grad():
-        clients = state.client(call.clients)
+        clients = state.common(call.clients)
         # An evaluation draws nothing, so that it gives the same numbers however often it is asked.
         hook_generator = None
         if isinstance(call, TrainCall):

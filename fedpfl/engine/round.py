@@ -15,6 +15,9 @@ from fedpfl.engine.calls import (
     Counts,
     Participation,
     TrainCall,
+    group_by_kind,
+    join_answers,
+    keep_common,
     select_clients,
     with_before_turn,
 )
@@ -123,6 +126,7 @@ class _TrainedTurn:
 
     Attributes:
         clients: The clients that answered.
+        participation: Of what has one form for networks of all kinds.
         weights: The share of each client in an average, `[clients]`.
     """
 
@@ -266,10 +270,7 @@ def _train_turn(
 
     # ---- Step 1: they train, all alike or each by its own settings.
     call = make_train_call(setup, state, turn)
-    if local_by_client is None:
-        participation = setup.backend.run_one(call)
-    else:
-        participation = _train_by_own_settings(setup.backend, call, local_by_client)
+    participation = _train_groups(setup.backend, call, local_by_client)
     clients = turn.clients
     if len(participation.client_ids) < len(clients):  # not every node has answered
         clients = participation.client_ids.tolist()
@@ -304,28 +305,62 @@ def _wants_stopping_loss(setup: RoundSetup, state: State, turn: Turn) -> bool:
     return setup.stopping is not None and bool(state.stopping) and not turn.survey
 
 
-def _train_by_own_settings(
-    backend: Backend, call: TrainCall, local_by_client: Mapping[int, Local]
+def _train_groups(
+    backend: Backend, call: TrainCall, local_by_client: Mapping[int, Local] | None
 ) -> Participation:
-    """Train clients by settings of their own, and count their FLOPs."""
-    positions_by_local: dict[Local, list[int]] = {}
-    for position, client in enumerate(call.clients):
-        local = local_by_client.get(client, call.local)
-        positions_by_local.setdefault(local, []).append(position)
+    """Train clients by kind of network, and by settings of their own, which count their FLOPs.
+
+    What only clients of one kind have is stored here, unless the turn is a survey.
+    """
+    # ---- Step 1: clients that train alike.
+    groups: dict[tuple[int, Local], list[int]] = {}
+    for kind, positions in group_by_kind(call).items():
+        for position in positions:
+            local = (local_by_client or {}).get(call.clients[position], call.local)
+            groups.setdefault((kind, local), []).append(position)
     # The server draws once for the whole turn, and not for each group of clients.
     with reproducible_arithmetic(call.state.rows.device, backend.engine.precision):
         call = with_before_turn(call)
+
+    # ---- Step 2: they train, group by group.
     participations = []
-    for local, positions in positions_by_local.items():
-        group_call = select_clients(call, positions)
-        participations.append(
-            backend.run_one(replace(group_call, local=local, flop_settings=(local,)))
-        )
-    if len(participations) == 1:
-        return participations[0]
-    stacked = tree.concatenate_trees(participations)
-    order = [position for positions in positions_by_local.values() for position in positions]
-    return tree.take(stacked, torch.tensor(order).argsort())
+    for (_, local), positions in groups.items():
+        group_call = select_clients(call, positions) if len(groups) > 1 else call
+        if local_by_client is not None:
+            group_call = replace(group_call, local=local, flop_settings=(local,))
+        participation = backend.run_one(group_call)
+        if not call.survey:
+            _store_private(call, participation)
+        participations.append(keep_common(call.state, participation))
+
+    # ---- Step 3: all of them in the order of the call.
+    place_of_client = {client: place for place, client in enumerate(call.clients)}
+    ids = torch.cat([participation.client_ids for participation in participations])
+    return join_answers(call, participations, [place_of_client[client] for client in ids.tolist()])
+
+
+def _store_private(call: TrainCall, participation: Participation) -> None:
+    """Store what only clients of one kind have, which the server never sees.
+
+    Raises:
+        MethodError: It has another form than `init` gave it.
+    """
+    rows = call.state.rows
+    clients = participation.client_ids.tolist()
+    if not rows.has_kinds or not clients:
+        return
+    initial = rows.initial_of(clients[0])
+    private: Entries = {}
+    for part, values in (
+        ("client", participation.client_states),
+        ("buffers", participation.buffers),
+    ):
+        names = tree.drop(initial[part], rows.common[part])
+        private[part] = {name: values[name] for name in names if name in values}
+        change = describe_form_change(tree.take(private[part], 0), names)
+        if change:
+            raise MethodError(_describe_change(call.method, "finish", "client", change))
+    rows.put_(clients, private)
 
 
 def _measure_load(setup: RoundSetup, state: State, trained: _TrainedTurn) -> TurnLoad:
@@ -469,7 +504,8 @@ def _aggregate_turn(
         MethodError: A tree has another form than `init` gave it.
     """
     device = setup.federation.x.device
-    initial_client = state.rows.initial["client"]
+    rows = state.rows
+    initial_client = tree.select(rows.initial["client"], rows.common["client"])
     survey = trained.turn.survey
 
     # ---- Step 1: the server learns from the uploads.
@@ -478,7 +514,7 @@ def _aggregate_turn(
         reproducible_arithmetic(device, setup.backend.engine.precision),
     ):
         if survey:
-            clients = state.client(trained.clients)
+            clients = state.common(trained.clients)
             server, client_states = survey(state.server, clients, trained.participation.uploads)
         else:
             server, client_states = _call_aggregate(setup, state, trained, aggregate_generator)
@@ -492,12 +528,16 @@ def _aggregate_turn(
     hook_name = "turns (Turn.survey)" if survey else "finish or aggregate"
     for owner, change in changes.items():
         if change:
-            raise MethodError(
-                f"{type(setup.method).__name__}.{hook_name} returned a {owner} state in another"
-                f" form than init's, {change}; it must return one with the same names, shapes and"
-                " dtypes"
-            )
+            raise MethodError(_describe_change(setup.method, hook_name, owner, change))
     return server, client_states
+
+
+def _describe_change(method: Method, hook_name: str, owner: str, change: str) -> str:
+    """Describe a state in another form than `init` gave it."""
+    return (
+        f"{type(method).__name__}.{hook_name} returned a {owner} state in another form than"
+        f" init's, {change}; it must return one with the same names, shapes and dtypes"
+    )
 
 
 def _call_aggregate(
@@ -537,7 +577,7 @@ def _store_statistics(state: State, trained: _TrainedTurn) -> State:
     participation = trained.participation
     has_participated = torch.ones_like(participation.trained)
     facts = {"participated": has_participated, "trained": participation.trained}
-    local_statistics = tree.select(participation.buffers, state.rows.initial["buffers"])
+    local_statistics = tree.select(participation.buffers, state.rows.common["buffers"])
     state.rows.put_(trained.clients, {"buffers": local_statistics, "facts": facts})
 
     def merge(old: Tensor, stacked: Tensor, is_updated: Tensor) -> Tensor:
@@ -577,16 +617,20 @@ def _make_turn_result(
 ) -> _TurnResult:
     """Keep a turn's results for the outcome, so that its uploads can be freed."""
     participation = trained.participation
-    local_statistics = tree.select(participation.buffers, state.rows.initial["buffers"])
+    local_statistics = tree.select(participation.buffers, state.rows.common["buffers"])
+    private: list[Entries] = []
+    if state.rows.has_kinds:
+        private = [state.rows.take_private(client) for client in trained.clients]
     rows = {
         "before": participation.before,
         "after": participation.after,
         "loss": participation.loss,
         "trained": participation.trained,
-        "finite": _finite_clients(participation),
+        "finite": _finite_clients(participation, private),
         "metrics": participation.metrics,
     }
-    return _TurnResult(load=load, rows=rows, changed_trees=(client_states, local_statistics))
+    changed_trees = (client_states, local_statistics, *private)
+    return _TurnResult(load=load, rows=rows, changed_trees=changed_trees)
 
 
 def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool) -> Outcome:
@@ -626,8 +670,10 @@ def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool)
     )
 
 
-def _finite_clients(participation: Participation) -> Tensor:
+def _finite_clients(participation: Participation, private: Sequence[Entries]) -> Tensor:
     """Flag clients that brought back finite numbers alone, `[clients]`.
+
+    private: what each client stored itself, where networks are of several kinds.
 
     A sum shows every infinity and nan in one pass. A model that is not finite shows in the loss by
     which it was evaluated.
@@ -637,6 +683,8 @@ def _finite_clients(participation: Participation) -> Tensor:
     trees = [participation.uploads, participation.client_states, participation.buffers]
     for leaf in _list_floating(trees):
         finite &= tree.as_matrix(leaf).sum(1).isfinite()
+    for position, entries in enumerate(private):
+        finite[position] &= _are_finite([entries])
     return finite
 
 

@@ -13,7 +13,7 @@ from fedpfl.engine.store import Rows, RowStorage
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import STORED, Method
-from fedpfl.models import Net
+from fedpfl.models import Net, Parts
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ class State:
         """Return a client's state with the engine's FACTS, as hooks see it; stacked of several."""
         return {**self.rows.take("client", client), **self.facts(client)}
 
+    def common(self, clients: Sequence[int]) -> Entries:
+        """Return several clients' states as the server's hooks see them.
+
+        Where networks are of several kinds, these are the entries that have one form in all.
+        """
+        entries = tree.select(self.rows.take("client", clients), self.rows.common["client"])
+        return {**entries, **self.facts(clients)}
+
     def facts(self, client: int | Sequence[int]) -> Entries:
         """Return the FACTS of a client; of several clients stacked."""
         # Newcomers are numbered behind those who take part.
@@ -71,7 +79,7 @@ class State:
         state = self
         if self.members:
             state = replace(self, rows=self.members, members=None)
-        return lambda numbers: state.client([*numbers])
+        return lambda numbers: state.common([*numbers])
 
     def buffers(self, client: int | Sequence[int]) -> Entries:
         """Return the statistics that a client starts from, by model role; stacked of several."""
@@ -94,28 +102,31 @@ def make_initial_state(
 
     Args:
         method: Is told how many clients there are, where the net does not know it better.
-        net: Has the initial parameters and statistics.
+        net: Has the initial parameters and statistics. Networks of several kinds go round among
+            clients unless it knows better.
         clients: How many there are.
         device: Of the model.
         storage: Where clients' states are kept; by default with the model.
         seed: Of what makes clients differ (`Method.init_clients`).
         stopping: Whether clients stop early.
     """
-    # ---- The method's initial trees
-    params = tree.to(net.params, device)
-    buffers = tree.to(net.buffers, device)
+    # ---- The method's initial trees for each kind of network; that of the server is one for all
+    facts = {name: torch.tensor(False, device=device) for name in STORED}
+    placements = method.buffers()
+    servers = []
+    rows: list[Entries] = []
     with track_global_draws(method, (seed, "init", "process")):
-        parts = net.parts if net.parts.clients else replace(net.parts, clients=clients)
-        server, client = method.init(params, parts)
+        for kind in net.nets:
+            server, client = method.init(*_move_initial_values(kind, clients, device))
+            buffers = tree.to(kind.buffers, device)
+            local = {role: buffers for role, place in placements.items() if place == "local"}
+            servers.append(server)
+            rows.append({"client": client, "buffers": local, "facts": facts})
         varied_entries = method.init_clients(clients, generator(seed, "endow"))
 
-    # ---- Statistics by model role, and where they live
-    placements = method.buffers()
-    local_buffers = {role: buffers for role, place in placements.items() if place == "local"}
+    # ---- Shared statistics by model role
+    buffers = tree.to(net.buffers, device)
     server_buffers = {role: buffers for role, place in placements.items() if place == "aggregate"}
-
-    # ---- The engine's facts of each client
-    facts = {name: torch.tensor(False, device=device) for name in STORED}
     stopping_state = {}
     if stopping:
         # The first participation stops no client.
@@ -123,9 +134,11 @@ def make_initial_state(
         stopping_state = {"last": last, "stopped": last < 0}
     return State(
         round=0,
-        server=server,
+        server=servers[0],
         rows=Rows(
-            initial={"client": client, "buffers": local_buffers, "facts": facts},
+            initial=rows[0],
+            other_kinds=rows[1:],
+            kinds=net.kinds or [client % len(rows) for client in range(clients)],
             varied_entries=varied_entries,
             clients=clients,
             device=device,
@@ -134,3 +147,15 @@ def make_initial_state(
         server_buffers=server_buffers,
         stopping=stopping_state,
     )
+
+
+def _move_initial_values(net: Net, clients: int, device: torch.device) -> tuple[Tree, Parts]:
+    """Return what `Method.init` is given, on a device."""
+    parts = net.parts
+    parts = replace(
+        parts,
+        clients=parts.clients or clients,
+        kinds=tuple(tree.to(params, device) for params in parts.kinds),
+        common=tree.to(parts.common, device),
+    )
+    return tree.to(net.params, device), parts

@@ -92,8 +92,9 @@ class RowStorage:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Hold stacked rows; the leading ones belong to `clients`."""
+    """Hold stacked rows of one kind; the leading ones belong to `clients`."""
 
+    kind: int
     clients: list[int]
     size: int
     rows: Entries
@@ -106,8 +107,13 @@ class Rows:
     in the order of their first writing, each block an eighth of those before it: none is ever
     moved, few stand empty, and a checkpoint writes blocks as they are.
 
+    Clients may have rows of several kinds, as their networks are. Stacked rows of several kinds have
+    the entries alone that have one form in all.
+
     Attributes:
-        initial: One client's tree.
+        initial: One client's tree, of the first kind.
+        kinds: Of the clients' rows.
+        common: By part the names of entries that have one form in all kinds.
         clients: How many there are.
         device: Of the trees that `take` gives.
         folder: As in RowStorage.
@@ -121,14 +127,21 @@ class Rows:
         clients: int,
         device: torch.device,
         storage: RowStorage | None = None,
+        other_kinds: Sequence[Entries] = (),
+        kinds: Sequence[int] = (),
     ):
         storage = storage or RowStorage()
+        self.kinds = [*kinds] or [0] * clients
         self.clients = clients
         self.device = device
         self.writes = 0
         self._store = storage.store
         self.folder = storage.folder
-        self.initial = tree.clone(tree.to(initial, self._store.on(device)))
+        self._initials = [
+            tree.clone(tree.to(row, self._store.on(device))) for row in (initial, *other_kinds)
+        ]
+        self.initial = self._initials[0]
+        self.common = {part: self._find_common(part) for part in initial}
         # In these entries of their states clients differ from the beginning, stacked.
         self._varied_entries = tree.map(
             lambda leaf, values: values.to(leaf),
@@ -155,7 +168,25 @@ class Rows:
     def trees(self) -> list[Entries]:
         """Return all that is kept: blocks, the initial tree, and the entries that differ."""
         blocks = [block.rows for block in self._blocks]
-        return [*blocks, self.initial, {"client": self._varied_entries}]
+        return [*blocks, *self._initials, {"client": self._varied_entries}]
+
+    @property
+    def has_kinds(self) -> bool:
+        """Tell whether clients have rows of several kinds."""
+        return len(self._initials) > 1
+
+    def initial_of(self, client: int) -> Entries:
+        """Return the initial tree of a client's kind."""
+        return self._initials[self.kinds[client]]
+
+    def _find_common(self, part: str) -> list[str]:
+        """Return the entries of a part that have one form in all kinds."""
+        forms = [
+            {name: tree.specs(entry) for name, entry in row[part].items()} for row in self._initials
+        ]
+        return [
+            name for name in forms[0] if all(form.get(name) == forms[0][name] for form in forms)
+        ]
 
     def is_initial(self, client: int) -> bool:
         """Check whether a client has the initial state that all clients have in common."""
@@ -166,11 +197,20 @@ class Rows:
         if isinstance(clients, int):
             row = self._row(part, clients)
         else:
-            row = tree.stack([self._row(part, client) for client in clients])
+            rows = [self._row(part, client) for client in clients]
+            if len({self.kinds[client] for client in clients}) > 1:
+                rows = [tree.select(row, self.common[part]) for row in rows]
+            row = tree.stack(rows)
         return tree.to(row, self.device)
 
+    def take_private(self, client: int) -> Entries:
+        """Return what only clients of this one's kind have in their rows, by part."""
+        return {
+            part: tree.drop(self.take(part, client), names) for part, names in self.common.items()
+        }
+
     def put_(self, clients: Sequence[int], rows: Entries) -> None:
-        """Write parts of clients' rows, stacked, in place.
+        """Write parts of clients' rows, or some entries of them, stacked, in place.
 
         Raises:
             FedpflError: The disk has no room.
@@ -184,7 +224,7 @@ class Rows:
                 self._add_row(client)
             for part, stacked in rows.items():
                 # In the order of the stored row, which may differ from the given one.
-                row = self._row(part, client)
+                row = tree.select(self._row(part, client), stacked)
                 targets += tree.leaves(row)
                 values += tree.leaves(tree.map(lambda _, leaf, at=position: leaf[at], row, stacked))
         # One copy of all leaves takes a GPU one launch in place of hundreds.
@@ -208,17 +248,21 @@ class Rows:
         if client in self._position_of_client:
             block, row = self._position_of_client[client]
             return tree.take(block.rows[part], row)
+        initial = self.initial_of(client)[part]
         if part == "client":
-            return {**self.initial[part], **tree.take(self._varied_entries, client)}
-        return self.initial[part]
+            return {**initial, **tree.take(self._varied_entries, client)}
+        return initial
 
     def _add_row(self, client: int) -> None:
         """Give a client a stored row, with its values until now."""
-        if not self._blocks or len(self._blocks[-1].clients) == self._blocks[-1].size:
+        kind = self.kinds[client]
+        blocks = [block for block in self._blocks if block.kind == kind]
+        if not blocks or len(blocks[-1].clients) == blocks[-1].size:
             size = min(max(1, len(self) // SPARE), self.clients - len(self))
-            rows = self._store.repeat(self.initial, size, self.folder)
-            self._blocks.append(_Block(clients=[], size=size, rows=rows))
-        block = self._blocks[-1]
+            rows = self._store.repeat(self.initial_of(client), size, self.folder)
+            blocks.append(_Block(kind=kind, clients=[], size=size, rows=rows))
+            self._blocks.append(blocks[-1])
+        block = blocks[-1]
         row = len(block.clients)
         varied_rows = tree.select(block.rows["client"], self._varied_entries)
         tree.put_(varied_rows, row, tree.take(self._varied_entries, client))

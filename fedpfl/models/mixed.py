@@ -144,12 +144,14 @@ class MixedNet(Net):
 
     Attributes:
         nets: By kind.
+        kinds: Of clients.
     """
 
-    def __init__(self, nets: Sequence[Net]):
+    def __init__(self, nets: Sequence[Net], kinds: Sequence[int] = ()):
         first = nets[0]
         super().__init__(first.module, first.traits, first.name, first.common, **first.facts)
         self._nets = tuple(nets)
+        self.kinds = kinds
 
     @property
     def nets(self) -> tuple[Net, ...]:
@@ -158,11 +160,15 @@ class MixedNet(Net):
 
     def with_facts(self, **facts: Any) -> Net:
         """See Net."""
-        return MixedNet([net.with_facts(**facts) for net in self._nets])
+        return MixedNet([net.with_facts(**facts) for net in self._nets], self.kinds)
 
     def to(self, device: torch.device) -> Net:
         """See Net."""
-        return MixedNet([net.to(device) for net in self._nets])
+        return MixedNet([net.to(device) for net in self._nets], self.kinds)
+
+    def with_kinds(self, kinds: Sequence[int]) -> Net:
+        """See Net."""
+        return MixedNet(self._nets, kinds)
 
 
 def build_mixed(mixed: Mixed, build: Callable[..., Net]) -> Net:

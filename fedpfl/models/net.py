@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -45,6 +45,8 @@ class Net:
         facts: What a module does not tell of its parts.
         parts: Roles of the parameters.
     """
+
+    kinds: Sequence[int] = ()
 
     def __init__(
         self,
@@ -142,6 +144,10 @@ class Net:
     def with_common(self, common: Net | None) -> Net:
         """Return the same Net beside a network that all clients have alike."""
         return Net(self.module, self.traits, self.name, common, **self.facts)
+
+    def with_kinds(self, kinds: Sequence[int]) -> Net:
+        """Return the same networks for clients of these kinds, where there are several."""
+        return self
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""

@@ -263,7 +263,11 @@ def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
     """Return the server's state beside initial client states, as newcomers meet it."""
     assert run.newcomers
     initial_state = engine.make_initial_state(
-        run.method, run.net, run.newcomers.clients, run.device, seed=run.settings.seed
+        run.method,
+        run.find_net(run.newcomers),
+        run.newcomers.clients,
+        run.device,
+        seed=run.settings.seed,
     )
     # Of members newcomers may read the states, where a method mixes models.
     return replace(state, rows=initial_state.rows, members=state.rows)

@@ -161,7 +161,8 @@ def restore_state(
     blocks = ranks.broadcast_each(checkpoint.pop("rows", []))
     for block in blocks:
         one_client = tree.take(tree.drop(block, ["who"]), 0)
-        if tree.specs(one_client) != tree.specs(state.rows.initial):
+        initial = state.rows.initial_of(int(block["who"][0]))
+        if tree.specs(one_client) != tree.specs(initial):
             raise damaged_error(file, "holds client states of another form than the method now has")
         state.rows.load_([block])
 

@@ -12,6 +12,7 @@ import torch
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.backend import Backend, Engine
 from fedpfl.engine.backends.batched import BatchedBackend
+from fedpfl.engine.backends.by_kind import make_by_kind
 from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.calls import Answer, Call, TrainCall
 from fedpfl.ground.errors import FedpflError, error_text
@@ -87,6 +88,8 @@ def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
     Raises:
         FedpflError: The backend cannot take the network.
     """
+    if len(net.nets) > 1:
+        return make_by_kind(net, lambda kind: make_backend(engine, kind, on))
     name = engine.backend
     if name == "auto":
         name = "batched" if on.type == "cuda" and not find_obstacle(net) else "loop"
@@ -113,7 +116,7 @@ def choose_backend(
     """
 
     def make(engine: Engine) -> Backend:
-        return distribute(make_backend(engine, net, device))
+        return make_by_kind(net, lambda kind: distribute(make_backend(engine, kind, device)))
 
     recorded_engine = recorded_engine or {}
     if engine.backend != "auto":
@@ -127,14 +130,15 @@ def choose_backend(
         return make(replace(engine, **recorded_engine))
     if device.type != "cuda":
         return make(engine)
-    obstacle = find_obstacle(net)
-    if obstacle:
-        log.info(
-            "engine: loop is taken; batched cannot vectorise model=%s over clients (%s)",
-            net.name,
-            obstacle,
-        )
-        return make(engine)
+    for kind in net.nets:
+        obstacle = find_obstacle(kind)
+        if obstacle:
+            log.info(
+                "engine: loop is taken; batched cannot vectorise model=%s over clients (%s)",
+                kind.name,
+                obstacle,
+            )
+            return make(replace(engine, backend="loop"))
     return FallbackBackend(replace(engine, backend="batched"), make)
 
 
