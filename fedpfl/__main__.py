@@ -14,6 +14,7 @@ from fedpfl.ground.terminal import outlive_readers, print_notice
 COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
     "check": "try your methods, models, data sets and partitions: fedpfl check mine.py",
+    "card": "what is known of a method: fedpfl card fedobp, fedpfl card mine.py outputs",
     "report": "tables, figures and pages of runs; fedpfl report ls lists them",
     "export": "write the personal models of a run, or send its record to loggers",
     "federate": "train on Flower, clients' data and states at nodes of their own",

@@ -267,7 +267,7 @@ def make_board(
     measured_rows = accuracies.frame.to_dict("records")
     for group, measured, comparison in zip(run_groups, measured_rows, comparisons, strict=True):
         record = final_runs[group.runs[0].path.resolve()]
-        rows.append({**measured, **_describe_group(group, record), **_read_harms(comparison)})
+        rows.append({**measured, **_describe_group(group, record), **read_harms(comparison)})
     frame = pd.DataFrame(rows)
     frame["rank"] = frame["method"].map(mean_ranks)
     frame = frame.sort_values(["setting", "accuracy"], ascending=[True, False], kind="stable")
@@ -341,7 +341,7 @@ def _describe_group(group: Group, record: Values) -> Record:
     }
 
 
-def _read_harms(comparison: BaselineComparison) -> Record:
+def read_harms(comparison: BaselineComparison) -> Record:
     """Return a row's shares of harmed clients, and their deviations over seeds."""
     rows = comparisons_table([comparison], ()).frame.to_dict("records")
     harms: Record = dict.fromkeys(HARMED)

@@ -54,7 +54,7 @@ AGAIN = ("fedpfl.train", "fedpfl.check")
 ANSWERS = f"""
  => 0 => fedpfl train
 --version => 0 => {fedpfl.__version__}
-trian => 2 => fedpfl: trian is no command; there are train, check, report, export, federate, board, dashboard, tune; did you mean train?
+trian => 2 => fedpfl: trian is no command; there are train, check, card, report, export, federate, board, dashboard, tune
 report ls nowhere => 2 => no such directory: nowhere
 train local.lrr=1 => 2 => fedpfl: local.lrr is not a key here; did you mean local.lr?
 train --cfg job method=ditto rounds=77 => 0 => rounds: 77
@@ -100,7 +100,7 @@ PACKAGES = [place for place in sys.path if place.endswith("-packages")]
 
 def clone(folder: Path) -> Path:
     """A copy of what makes the package, as a clone has it."""
-    for name in ("conf", "fedpfl", "hydra_plugins"):
+    for name in ("conf", "docs/results", "fedpfl", "hydra_plugins"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md"):
@@ -154,6 +154,7 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     run(program, "train", *TINY, *sweep, cwd=tmp_path)
     assert len([*tmp_path.glob("outputs/digits/*/*/seed*/state.pt")]) == 5
     assert "FedOBP" in run(program, "report", "tables", cwd=tmp_path)
+    assert "TsingZ0/PFLlib" in run(program, "card", "fedper", cwd=tmp_path)
     assert "Dir(0.1)" in run(program, "report", "paper", "fedobp/table3", cwd=tmp_path)
     run(program, "report", "html", cwd=tmp_path)
     assert [*tmp_path.glob("outputs/report/*.html")]
