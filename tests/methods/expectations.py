@@ -132,11 +132,13 @@ EXPECTED |= {
         (CLIENTS * (FEATURES + 1) + COHORT * SIZE, COHORT * SIZE),
         private="u",
     ),
+    "fd": each_own(None, judged="kept", first_time=INITIAL, private="model"),
     "feddpa": Expect(first_time=GLOBAL),
     "feddyn": Expect(first_time=GLOBAL, private="dual"),
     # The three others that trained last; a weight for the own model and each of four candidates
     "fedfomo": own_models((0, RETURNING * 3 * SIZE), SIZE + 5),
     "fedgen": Expect(SIZE + GENERATOR + CLASSES, SIZE + CLASSES, first_time=GLOBAL),
+    "fedgh": each_own(None, private="body"),
     # The entries above the 0.9-quantile stay with the client; above the 0.99-quantile, the largest
     # on the list, indices come in their place.
     "fedobp": Expect(
@@ -175,6 +177,7 @@ EXPECTED |= {
         up_bits=(COHORT * WEIGHTS, 2 * WEIGHTS),
     ),
     "fedspu": own_models(THREE_WIDTHS, down_bits=NEURONS),
+    "fedtgp": each_own(None, first_time=INITIAL, private="model"),
     "fedyogi": Expect(first_time=GLOBAL),
     "ffa_lora": Expect(LORA_B + HEAD),
     "fjord": own_models(FIVE_WIDTHS, first_time={}),
@@ -233,6 +236,7 @@ fedas align_epochs=0 weights='samples' judge='received' => fedper statistics='lo
 fedavgm momentum=0.0 => fedavg | atol=1e-05
 fedcac tau=1.0 cutoff=-1.0 => fedavg statistics='local' | nobody equal
 feddbe kappa=0.0 bias_lr=0.0 => fedavg
+fd lam=0.0 => local_only
 feddpa threshold=1.0 lam2=0.0 => fedavg
 feddpa threshold=0.4 rule='quantile' train='joint' => fedobp q=0.4 score='fisher' scope='tensor' cold_start='global'
 fedfomo candidates=0 fallback='keep' => local_only
@@ -259,6 +263,7 @@ fjord widths=(1.0,) => fedavg statistics='local' | cohort
 flexfl levels=(1.0,) devices=(1,) => fedavg statistics='local' | cohort
 floco endpoints=1 tau=1 => fedavg
 floco_plus endpoints=1 pers_epochs=2 lam=0.7 => ditto lam=0.7 | atol=0.0001
+fedtgp lam=0.0 judge='head' => local_only
 flute l1=0.0 l2=0.0 l3=0.0 server_lr=0.0 rep_epochs=2 => fedper
 hermes widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 heterofl widths=(1.0,) scaler=True masked=False => fedavg statistics='local' | cohort equal

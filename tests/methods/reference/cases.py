@@ -17,7 +17,7 @@ from fedpfl.ground import tree
 from fedpfl.methods.fedcp import BANK
 from fedpfl.methods.shared.gaussian import unpack_symmetric
 from tests.conftest import CPU, LOCAL, tiny
-from tests.methods.reference import groups, heads, masks, models, plain, submodels
+from tests.methods.reference import groups, heads, kinds, masks, models, plain, submodels
 from tests.methods.reference.conftest import (
     COHORTS,
     SEED,
@@ -477,6 +477,37 @@ add(  # the search for beta stops where its steps are that small
     looser=(1e-3, 1e-3),
 )
 
+# Networks of different kinds
+
+
+def shuffled(method: Any) -> Any:
+    """The server's orders of prototypes, drawn as the engine does."""
+
+    def orders(t: int, count: int) -> Any:
+        drawn = generator(SEED, "aggregate", t)
+        for _ in range(method.server_epochs):
+            yield torch.randperm(count, generator=drawn).tolist()
+
+    return orders
+
+
+SERVED = {"server_epochs": 3, "server_batch": 4, "server_lr": 0.05}
+add(
+    lambda s, a: kinds.fedgh(s, a, shuffled(a)),
+    {"fedgh": m.FedGH(server_lr=0.1), "fedgh-batches-norm": m.FedGH(**SERVED)},
+    shared=lambda report: report.state.server,
+)
+add(
+    lambda s, a: kinds.fedtgp(s, a, shuffled(a), first_server(a)["maker"]),
+    {"fedtgp": m.FedTGP(3.0, **SERVED), "fedtgp-tau-norm": m.FedTGP(1.0, tau=0.2, **SERVED)},
+    extras=lambda report: {"mean": report.state.server["mean"]},
+)
+add(
+    kinds.fd,
+    {"fd": m.FD(0.7), "fd-logits-norm": m.FD(0.1, "logits", "all"), "fd-all": m.FD(teacher="all")},
+    extras=lambda report: {key: report.state.server[key] for key in ("sum", "count")},
+)
+
 # Entries of one's own
 
 SEVERAL = (0.3, 0.7, 0.9, 0.98)
@@ -695,7 +726,7 @@ for name, method in SUBFLOT.items():
 NAMES = """
 fedphp fedala-0 ifca-three-norm lg_fedavg-published pfedme-norm pfedhn-clipped fedpac-norm fedcp-off
 fedpurin-delta-norm heterofl-scaler fedfomo-norm ffa_lora fedalt seqfededt-difference flexfl
-subflot-balanced subflot-no-extraction subflot-no-aggregation feddyn pspfl-norm cfl-single feddbe
+fedtgp-tau-norm fd-all subflot-balanced subflot-no-extraction subflot-no-aggregation feddyn pspfl-norm cfl-single feddbe
 """
 LEFT_TO_TEST_ALL = set(NAMES.split())
 """Whose settings others try too; what is left has each setting of a method once."""

@@ -1,0 +1,70 @@
+"""Prototypes on their way: one vector for each class that a client has, and a server that learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.func import grad
+
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Masked, Tree
+from fedpfl.methods.shared.batch import Shard
+from fedpfl.methods.shared.gaussian import class_means
+from fedpfl.models import Bound
+
+
+def find_prototypes(net: Bound, params: Tree, shard: Shard, classes: int) -> dict[str, Tensor]:
+    """Return the mean features of a client's classes, and which classes it has."""
+    z = shard.features(net, params)
+    return average_by_class(z, shard.data.y, z.new_zeros(classes, z.shape[1]))
+
+
+def average_by_class(z: Tensor, y: Tensor, zeros: Tensor) -> dict[str, Tensor]:
+    """Return the mean rows of `z` by class, `zeros` for absent ones, and which there are."""
+    is_present = torch.bincount(y, minlength=len(zeros)) > 0
+    return {"mean": class_means(z, y, zeros, min_samples=1), "present": is_present}
+
+
+def mask_absent(client: dict[str, Tree]) -> Masked:
+    """Return the upload of a client's prototypes, without the classes that it lacks."""
+    mask = client["present"][:, None].expand_as(client["mean"])
+    return Masked({"mean": client["mean"]}, {"mean": mask})
+
+
+def flags_of_present(uploads: Masked) -> Tensor:
+    """Return which class came from whom, bool `[clients, classes]`."""
+    return uploads.mask["mean"][:, :, 0]
+
+
+def fit_to_uploads(
+    method: Any,
+    loss: Callable[[Tree, Tensor, Tensor], Tensor],
+    values: Tree,
+    uploads: Masked,
+    generator: Generator,
+) -> Tree:
+    """Train values of the server on all uploaded prototypes by SGD, in random order.
+
+    Args:
+        method: has `server_epochs`, `server_batch` and `server_lr`.
+        loss: of values, prototypes `[batch, features]` and their classes.
+        values: what is trained.
+        uploads: prototypes, stacked and masked.
+        generator: of the round.
+    """
+    is_present = flags_of_present(uploads)
+    z = uploads.values["mean"][is_present]
+    y = is_present.nonzero()[:, 1]
+    for _ in range(method.server_epochs):
+        order = torch.randperm(len(y), generator=generator)
+        for rows in tree.send(order, y.device).split(method.server_batch):
+            # No prototypes at all are one empty minibatch.
+            if len(rows):
+                grads = grad(loss)(values, z[rows], y[rows])
+                values = tree.map(
+                    lambda value, slope: value - method.server_lr * slope, values, grads
+                )
+    return values
