@@ -94,7 +94,7 @@ class Settings(Checked):
     validation: ProportionBelowOne
     unseen: ProportionBelowOne
     unseen_groups: tuple[str, ...]
-    task: Literal["classification", "multilabel", "regression", "survival"]
+    task: Literal["classification", "multilabel", "regression", "survival", "next_token"]
     metrics: tuple[str, ...]
     data_dir: str
     device: str

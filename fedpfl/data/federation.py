@@ -18,9 +18,10 @@ from fedpfl.data.datasets.shared.samples import measure_channels
 from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import Partition
 from fedpfl.data.partition.common import make_site_generator
+from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.records import Record
-from fedpfl.ground.tasks import CLASSIFICATION, Task, find_task
+from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, Task, find_task
 
 # Streams of random numbers beside the partition's, which has the seed alone.
 VALIDATION_STREAM = 1
@@ -33,16 +34,29 @@ class Shape(tuple[int, ...]):
     Attributes:
         kind: "images", "signals" or "token ids", as each network takes one kind.
         data_set: The name of the data set.
+        answer_axes: Axes of a network's answer to one sample before that of classes.
+        pad: The id that fills texts up.
     """
 
     kind: str
     data_set: str
+    answer_axes: tuple[int, ...]
+    pad: int
 
-    def __new__(cls, axes: Iterable[int], kind: str = "samples", data_set: str = "") -> Shape:
+    def __new__(
+        cls,
+        axes: Iterable[int],
+        kind: str = "samples",
+        data_set: str = "",
+        answer_axes: tuple[int, ...] = (),
+        pad: int = 0,
+    ) -> Shape:
         """Make it from the axes of one sample."""
         shape = super().__new__(cls, axes)
         shape.kind = kind
         shape.data_set = data_set
+        shape.answer_axes = answer_axes
+        shape.pad = pad
         return shape
 
 
@@ -72,6 +86,7 @@ class Federation:
         fill: Per channel, for values that are absent (NaN); empty where none may be.
         is_elsewhere: Whether samples are at nodes, and x and y have their form alone: who holds
             which labels is not known.
+        pad: The id that fills texts up.
     """
 
     name: str
@@ -91,6 +106,7 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     fill: tuple[float, ...] = ()
     is_elsewhere: bool = False
+    pad: int = 0
     # Mean, std and fill as `[channels, 1, ...]`, made once on the device of x: a copy from the host
     # for each batch would stall a GPU.
     _shift: Tensor = field(init=False, repr=False)
@@ -118,7 +134,8 @@ class Federation:
     def shape(self) -> Shape:
         """Return the shape of one sample; of an image: channels, height, width."""
         kind = {torch.uint8: "images", torch.int32: "token ids"}.get(self.x.dtype, "signals")
-        return Shape(self.x.shape[1:], kind, self.name)
+        axes = tuple(self.y.shape[1:]) if self.task is NEXT_TOKEN else ()
+        return Shape(self.x.shape[1:], kind, self.name, axes, self.pad)
 
     @cached_property
     def train_sizes(self) -> Tensor:
@@ -167,6 +184,12 @@ class Federation:
     def task(self) -> Task:
         """Return the purpose of the labels."""
         return find_task(self.y)
+
+    def count_labels(self, indices: Tensor) -> int:
+        """Count what scores of some samples are means over: the samples, or their tokens."""
+        if self.task is not NEXT_TOKEN:
+            return len(indices)
+        return int((self.y[tree.send(indices, self.y.device)] >= 0).sum())
 
     def sample_counts(self) -> Tensor:
         """Count all samples per client, int64 `[clients]`, on the CPU."""
@@ -387,6 +410,7 @@ def build_federation(
         feature_names=samples.feature_names,
         fill=measure_fill(samples, known, mean),
         is_elsewhere=samples.are_elsewhere,
+        pad=samples.pad,
     )
 
 

@@ -28,9 +28,9 @@ class Counts(NamedTuple):
     A named tuple, so that it is a tree of tensors: answers are stacked, moved and sent as trees.
 
     Attributes:
-        correct: Number of correct predictions; 0 in tasks without classes.
+        correct: Number of correct predictions, of classes or next tokens; 0 in other tasks.
         loss: Summed loss of the task.
-        total: Number of test samples.
+        total: Number of test samples, or of their tokens with task=next_token.
         measures: The measures that were asked for, as `measures.compute_measures` has them.
     """
 

@@ -9,7 +9,7 @@ from fedpfl.engine.calls import Counts
 from fedpfl.engine.measures import SUMMED_MEASURES, score_measure
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.intervals import HIGH, LOW, wilson_interval
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, SURVIVAL, Task
+from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL, Task
 
 Columns = dict[str, float | None]
 """Values of a row by column; None where one is undefined."""
@@ -125,6 +125,9 @@ def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
         concordance = 100 * counts.measures["concordant"] / counts.measures["comparable"]
         return {"concordance": concordance, "brier": counts.measures["brier"]}
     columns = {}
+    if task is NEXT_TOKEN:
+        perplexity = (counts.loss.double() / counts.total).exp()
+        return {"perplexity": perplexity, "top1": rates_per_client(counts)}
     if task is CLASSIFICATION:
         columns["accuracy"] = rates_per_client(counts)
     measures = [pair for pair in counts.measures.items() if pair[0] not in _interval_names(task)]
@@ -144,6 +147,12 @@ def _pooled_scores(counts: Counts, task: Task) -> Columns:
     """Return the scores of all clients' samples together, where a task has any."""
     if task is CLASSIFICATION:
         return {"accuracy_pooled": pooled_accuracy(counts)}
+    if task is NEXT_TOKEN:
+        perplexity = (counts.loss.double().sum() / counts.total.sum()).exp().reshape(1)
+        return {
+            "perplexity_pooled": mean_of_defined(perplexity),
+            "top1_pooled": pooled_accuracy(counts),
+        }
     if task is SURVIVAL:
         # Pairs of one client alone: risks by different models have no scale in common.
         pairs = counts.measures["concordant"].sum() / counts.measures["comparable"].sum()

@@ -94,18 +94,30 @@ SURVIVAL = Task(
     second_score="brier",
     output="a log hazard",
 )
-TASKS = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL)}
+NEXT_TOKEN = Task(
+    name="next_token",
+    labels="token ids [samples, length], -1 where there is none",
+    score="perplexity",
+    score_word="perplexity",
+    unit="",
+    is_higher_better=False,
+    second_score="top1",
+    output="logits of the next token",
+)
+TASKS = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, NEXT_TOKEN)}
 """By the value of the key `task`."""
 
 
 def find_task(y: Tensor) -> Task:
     """Return the task of labels: floats are regression, pairs of them survival.
 
-    Bools are multilabel, integers classes.
+    Bools are multilabel, integers classes, and rows of integers next tokens.
     """
     if y.dtype.is_floating_point:
         return SURVIVAL if y.dim() == 2 else REGRESSION
-    return MULTILABEL if y.dim() == 2 else CLASSIFICATION
+    if y.dim() == 1:
+        return CLASSIFICATION
+    return NEXT_TOKEN if y.dtype.is_signed else MULTILABEL
 
 
 def configured_task(config: Values) -> Task:

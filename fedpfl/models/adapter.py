@@ -20,6 +20,9 @@ from fedpfl.models.wiring import has_users_forward
 
 QKV_ROLES = ("q", "k", "v")
 """Roles of the blocks of rows of one linear map, named qkv."""
+ROLES = (*QKV_ROLES, "proj", "mlp", "linear", "conv")
+ALL_LINEAR = "all-linear"
+"""Stands for each linear map but the head, as in peft."""
 
 
 class LowRank:
@@ -132,7 +135,7 @@ def bitfit(module: nn.Module, head: str, seed: int) -> None:
     _freeze(module, head, lambda name: name.endswith("bias"))
 
 
-def lora(
+def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
     module: nn.Module,
     head: str,
     seed: int,
@@ -140,18 +143,22 @@ def lora(
     alpha: Positive = 16.0,
     layers: tuple[str, ...] = ("q", "v"),
     pairs: Count = 1,
+    rslora: bool = False,
 ) -> None:
     """Train low-rank additions to the layers with some roles, scaled by alpha / rank.
 
-    Several `pairs` have a mixer. B is zero at the start, so that the network is the pretrained one
-    bit for bit; A and the mixer are drawn from `seed`, as PyTorch draws a linear map.
+    A layer's own name, such as q_proj, and `all-linear` are roles too, as in peft. With `rslora`
+    the scale is alpha / sqrt(rank) (Kalajdzievski, arXiv:2312.03732). Several `pairs` have a mixer.
+    B is zero at the start, so that the network is the pretrained one bit for bit; A and the mixer
+    are drawn from `seed`, as PyTorch draws a linear map.
 
     Raises:
         ValueError: For roles that no layer has, or a rank that is too large for a layer.
     """
     # ---- Step 1: which layers have the roles.
-    roles_by_layer = dict(_layer_roles(module, head))
+    roles_by_layer = dict(_layer_roles(module, head, layers))
     all_roles = {role for roles in roles_by_layer.values() for role in roles}
+    all_roles |= {name.rpartition(".")[2] for name in roles_by_layer} - {*ROLES}
     for role in layers:
         if role not in all_roles:
             present = ", ".join(sorted(all_roles)) or "none"
@@ -180,7 +187,7 @@ def lora(
             _add_low_rank(
                 layer,
                 rank=rank,
-                scale=alpha / rank,
+                scale=alpha / (rank**0.5 if rslora else rank),
                 adapted_blocks=adapted_blocks,
                 blocks=len(roles),
                 pairs=pairs,
@@ -227,8 +234,13 @@ def _freeze(module: nn.Module, head: str, trains: Callable[[str], bool]) -> None
         leaf.requires_grad_(name.startswith(f"{head}.") or trains(name))
 
 
-def _layer_roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the names of layers with the roles of their blocks of rows."""
+def _layer_roles(
+    module: nn.Module, head: str, layers: tuple[str, ...]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the names of layers with the roles of their blocks of rows.
+
+    A layer that `layers` name by its own name, or by `all-linear`, is one block.
+    """
     for name, layer in module.named_modules():
         parent, _, attribute = name.rpartition(".")
         if name == head or not _is_plain(layer):
@@ -236,7 +248,11 @@ def _layer_roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str,
         # It reads the weight of its projection, and does not call it.
         if isinstance(module.get_submodule(parent), nn.MultiheadAttention):
             continue
-        if isinstance(layer, nn.Conv2d):
+        if attribute in layers and attribute not in ROLES:
+            yield name, (attribute,)
+        elif ALL_LINEAR in layers and isinstance(layer, nn.Linear):
+            yield name, (ALL_LINEAR,)
+        elif isinstance(layer, nn.Conv2d):
             # A grouped convolution has no A that reads all channels.
             if layer.groups == 1:
                 yield name, ("conv",)

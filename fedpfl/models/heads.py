@@ -75,8 +75,8 @@ def ends_in_linear(module: nn.Module, head: str, x: Tensor) -> bool:
     if len(expected) != 1 or expected[0].shape != logits.shape:
         return False
     difference = logits.double() - expected[0].double()
-    if logits.shape[1] > 1:
-        difference = difference - difference.mean(1, keepdim=True)
+    if logits.shape[-1] > 1:
+        difference = difference - difference.mean(-1, keepdim=True)
     return bool((difference.abs() <= 1e-4 * (1 + logits.double().abs())).all())
 
 

@@ -18,6 +18,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.records import Record
 from fedpfl.ground.tree import Tree
 from fedpfl.models.norm import PaddedNorm
+from fedpfl.models.shapes import answer_axes
 from fedpfl.models.split import Parts, find_parts
 from fedpfl.models.traits import Traits, differs
 
@@ -417,7 +418,8 @@ class Bound:
         # Not `len`, which an exporter takes for a constant.
         net = self.net
         if x.shape[0] == 0:
-            return torch.zeros(0, net.parts.classes, device=x.device)
+            sizes = (0, *answer_axes(net.parts.sample), net.parts.classes)
+            return torch.zeros(sizes, device=x.device)
 
         # ---- Step 1: the module, its buffers and samples as this call wants them.
         traits = net.traits

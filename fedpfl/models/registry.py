@@ -14,11 +14,12 @@ from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.seeding import seeded_process
-from fedpfl.models.adapter import none, require_additions
+from fedpfl.models.adapter import ADAPTERS, none, require_additions
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
 from fedpfl.models.heads import check_head, ends_in_linear, trace_layers
+from fedpfl.models.hf import hf
 from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
@@ -26,7 +27,7 @@ from fedpfl.models.mlp import MLP
 from fedpfl.models.net import Net, find_aliases
 from fedpfl.models.norm import leave_padding_out
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
-from fedpfl.models.shapes import sample_kind
+from fedpfl.models.shapes import answer_axes, sample_kind
 from fedpfl.models.split import find_parts
 from fedpfl.models.text import Text
 from fedpfl.models.traits import (
@@ -45,6 +46,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "fedspu_emnist": fedspu_emnist,
     "fedspu_speech": fedspu_speech,
     "har_cnn": HARCNN,
+    "hf": hf,
     "lenet5": LeNet5,
     "lstm": LSTM,
     "mlp": MLP,
@@ -97,7 +99,7 @@ def build_network(
             in its code.
     """
     # Tests prove this package's networks free of side effects; a user's is observed.
-    is_trusted = is_of_package(MODELS[name]) and name != "timm"
+    is_trusted = is_of_package(MODELS[name]) and name not in ("hf", "timm")
     with explain_errors(name):
         # ---- Step 1: the network, with initial values, and its head.
         module = _make_module(name, shape, classes, seed, options)
@@ -116,6 +118,9 @@ def build_network(
             start_from(module, _complete_weights(module, weights), head_entries)
         if getattr(adapter, "func", adapter) is not none:
             adapter(module, parts.head_layer, seed)
+            # The map to the vocabulary is large, and frozen as in peft.
+            if answer_axes(shape) and getattr(adapter, "func", adapter) is not ADAPTERS["head"]:
+                module.get_submodule(parts.head_layer).requires_grad_(False)
             check_logits(module, shape, classes)
             if not is_trusted:
                 require_additions(copy_network(module), made_up_samples(shape, 3))
@@ -214,10 +219,9 @@ def check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> Non
             f"answers with a {type_name}; forward must return the logits [batch, {classes}] "
             "alone, a tensor"
         )
-    if answer.shape != (2, classes):
-        raise ValueError(
-            f"answers two samples by {list(answer.shape)}, expected logits [2, {classes}]"
-        )
+    expected = [2, *answer_axes(shape), classes]
+    if [*answer.shape] != expected:
+        raise ValueError(f"answers two samples by {list(answer.shape)}, expected logits {expected}")
 
 
 def _zero_samples(shape: tuple[int, ...]) -> Tensor:

@@ -48,6 +48,11 @@ def sample_kind(shape: tuple[int, ...]) -> str:
     return getattr(shape, "kind", "samples")
 
 
+def answer_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axes of a sample's answer before its classes: of each token one, or ()."""
+    return getattr(shape, "answer_axes", ())
+
+
 def _require_axes(shape: tuple[int, ...], expected: str, axes: int) -> tuple[int, ...]:
     if len(shape) != axes:
         raise _unfit_error(expected, shape)

@@ -20,7 +20,7 @@ from fedpfl.engine.store import RowStorage
 from fedpfl.ground import files
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import SURVIVAL
+from fedpfl.ground.tasks import NEXT_TOKEN, SURVIVAL
 from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import sites
@@ -98,7 +98,7 @@ def require_playable(plan: Plan) -> None:
         "samples at their nodes; leave out eval.common": plan.eval.common,
         "nodes that play their clients' part honestly; set attack=none": plan.attack,
         "nodes that hold what they hold; leave out shift.at": plan.shift.at,
-        "no time at which all are judged; task=survival is for train": plan.task is SURVIVAL,
+        f"no task={plan.task.name}, which is for train": plan.task in (SURVIVAL, NEXT_TOKEN),
         "samples that stay at nodes; centralized training is for train": plan.method.pools_samples,
     }
     for problem, is_there in refusals.items():

@@ -16,7 +16,7 @@ import pandas as pd
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.records import Record
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, SURVIVAL, Task
+from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL, Task
 from fedpfl.record.columns import ATTACK_OPTION, METRICS, Metric, column_names, validation_column
 from fedpfl.report.grouping import (
     Group,
@@ -304,6 +304,9 @@ def _is_measure_of_plugin(key: str, shown_runs: Iterable[Run]) -> bool:
     return any(key in (run.config_value("metrics") or ()) for run in shown_runs)
 
 
+_TASKS_OF_ERRORS = [(task.name,) for task in (REGRESSION, SURVIVAL, NEXT_TOKEN)]
+
+
 def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequence[Group]) -> None:
     """Mark the best accuracies of each data set and partition."""
     is_finished = [group.reported_runs[0].status == "finished" for group in shown_groups]
@@ -312,7 +315,7 @@ def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequen
         if metric is None or key == validation_column(shown_groups[0].task):
             continue
         # Errors are scores of a regression and of survival, and losses of other tasks none.
-        is_error = metric.is_evaluated and metric.tasks in ((REGRESSION.name,), (SURVIVAL.name,))
+        is_error = metric.is_evaluated and metric.tasks in _TASKS_OF_ERRORS
         if metric.best == "max" or (metric.best == "min" and is_error):
             for _, block_indices in table.blocks():
                 row_indices = [row for row in block_indices if not shown_groups[row].is_upper_line]

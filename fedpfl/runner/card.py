@@ -15,7 +15,7 @@ from fedpfl.config.messages import describe_choice
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.intervals import HIGH, LOW
 from fedpfl.ground.records import Record, Values
-from fedpfl.ground.tasks import CLASSIFICATION, Task, configured_task
+from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, Task, configured_task
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ def _describe_outputs(run: Trained) -> str:
     """Describe the network's output, such as logits of its classes."""
     task = configured_task(run.config)
     if task.output:
-        return f"{task.output}, `[samples, 1]`"
+        axes = "[samples, length, tokens]" if task is NEXT_TOKEN else "[samples, 1]"
+        return f"{task.output}, `{axes}`"
     things = "classes" if task is CLASSIFICATION else "labels"
     if run.classes:
         return f"logits of the {things} {', '.join(map(_format_cell, run.classes))}, in this order"

@@ -24,7 +24,6 @@ from fedpfl.engine.evaluate import (
 )
 from fedpfl.engine.measures import INTERVAL
 from fedpfl.ground import tree
-from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.methods import Method
 from fedpfl.runner.faults import Diverged
 
@@ -167,7 +166,7 @@ def _make_call(
 ) -> EvalCall:
     """Return the call that evaluates all honest clients of a federation."""
     # An interval by the bootstrap takes time; one of hits follows from their number.
-    intervals = (INTERVAL,) if is_last and run.task is not CLASSIFICATION else ()
+    intervals = (INTERVAL,) if is_last and run.task.measures else ()
     clients = list(range(federation.clients))
     common: Federation | None = None
     if federation is run.federation:

@@ -18,7 +18,7 @@ from fedpfl.ground import answer, tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.ground.records import Record, Values
-from fedpfl.ground.tasks import CLASSIFICATION, SURVIVAL
+from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
@@ -199,6 +199,8 @@ def list_notes(run: Run) -> list[str]:
 
 def _describe_labels(federation: Federation) -> str:
     """Describe the labels of a data set."""
+    if federation.task is NEXT_TOKEN:
+        return f"{federation.classes:,} tokens"
     if federation.task.output:
         return f"{'a time and an event' if federation.task is SURVIVAL else 'a number'} each"
     things = "classes" if federation.task is CLASSIFICATION else "labels"

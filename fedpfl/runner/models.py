@@ -90,7 +90,7 @@ class Models(ABC):
         if hasattr(samples, "columns"):
             samples = _order_features(samples, run.federation.feature_names)
         x = _require_form(samples, run.federation)
-        logits = [torch.empty(0, run.federation.classes)]
+        logits = [torch.empty(0, *run.federation.shape.answer_axes, run.federation.classes)]
         with self._as_judged(client, finetuned) as job, torch.no_grad(), self._autocast():
             bound = run.net.bind(job.buffers)
             everything = make_batch(run.method, run.federation, x.to(run.device))

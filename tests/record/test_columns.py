@@ -39,7 +39,9 @@ def test_every_label_is_one_metrics_and_says_what_it_is_about():
         assert ("unseen" in metric.label) == name.startswith("unseen_")
         assert ("validation" in metric.label) == name.startswith("val_")
         assert metric.label.endswith("(%)") == (metric.unit == "%") == (metric.kind == "percent")
-        is_error = any(word in name for word in ("loss", "ece", "rmse", "asr", "brier"))
+        is_error = any(
+            word in name for word in ("loss", "ece", "rmse", "asr", "brier", "perplexity")
+        )
         is_spread = name.endswith("_std")
         assert (metric.best == "min") == (is_error and not is_spread)
         is_share = metric.unit == "%" or "r2" in name

@@ -22,11 +22,12 @@ from fedpfl.data.datasets.shared.parts import (
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source, error_line
 from fedpfl.data.datasets.shared.texts import require_values, to_texts
+from fedpfl.data.datasets.shared.tokens import encode_tokens
 from fedpfl.data.datasets.shared.words import encode_texts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast, Count
-from fedpfl.ground.records import Values
-from fedpfl.ground.tasks import CLASSIFICATION, Task
+from fedpfl.ground.records import Record, Values
+from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, Task
 
 VOCABULARY = 20_000
 LENGTH = 64
@@ -47,6 +48,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     length: Count = LENGTH,
     categories: tuple[str, ...] | None = None,
     missing: Missing = "refuse",
+    tokenizer: Path | None = None,
     task: Task = CLASSIFICATION,
     together: str | None = None,
 ) -> Raw:
@@ -62,9 +64,10 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         subset: Of a name on the hub that has several.
         size: Pixels each way to which images are scaled; None: as they are.
         vocabulary: Ids of texts, as in `ag_news`; words are counted in the training part.
-        length: Words of a text.
+        length: Words of a text, or tokens.
         categories: The columns of inputs that become one feature per value.
         missing: What fills empty cells of columns of numbers, as in `sites`.
+        tokenizer: A tokenizer.json of texts, or a folder with one; None: words are numbered.
         task: The purpose of the labels.
         together: The column with equal values for samples that stay together.
 
@@ -75,22 +78,39 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     inputs = label_columns(input)
     categories = categories or ()
     labels = label_columns(label)
-    kind = _check_columns(splits, inputs, categories, [*labels, *filter(None, (by, together))])
+    facts = [*labels, *filter(None, (by, together))]
+    kind = _check_columns(
+        splits, inputs, categories, facts=facts, needs_no_facts=task is NEXT_TOKEN
+    )
+    if bool(tokenizer or task is NEXT_TOKEN) and not (kind == "texts" and tokenizer):
+        raise FedpflError(
+            "task=next_token needs dataset.tokenizer, which is for texts; name a tokenizer.json, "
+            f"and a column of texts as dataset.input, which now holds {kind}"
+        )
     options = ReadOptions(labels, categories, by, together, task=task, missing=missing)
     columns = [*options.labels, *filter(None, (by, together))]
     if kind == "numbers":
         columns += inputs
     parts = [split_table(_read_table(one, columns), one.origin, options) for one in splits]
+    token_facts: Record = {}
     if kind != "numbers":
         if kind == "images":
             x = _read_images(splits, inputs[0], size)
+        elif kind == "texts" and tokenizer:
+            tokens = encode_tokens(_list_texts(splits, inputs), tokenizer, length)
+            token_facts = {"pad": tokens.pad, "vocabulary": tokens.vocabulary}
+            x = _split_rows(tokens.ids, splits)
+            if task is NEXT_TOKEN:
+                labels_by_part = _split_rows(tokens.next_ids, splits)
+                parts = [replace(part, y=y) for part, y in zip(parts, labels_by_part, strict=True)]
         elif kind == "texts":
             x = _read_texts(splits, inputs, vocabulary, length)
         else:
             x = [_read_arrays(one, inputs[0]) for one in splits]
         parts = [replace(part, x=array) for part, array in zip(parts, x, strict=True)]
         options = ReadOptions(categories=categories, together=together, task=task)
-    raw = join_parts(parts, options, getattr(splits[0].data.features[labels[0]], "names", ()))
+    class_names = getattr(splits[0].data.features[labels[0]], "names", ()) if labels else ()
+    raw = join_parts(parts, options, class_names)._replace(**token_facts)
     test_rows = count_test_rows(splits)
     return raw._replace(test_from=len(raw.y) - test_rows) if test_rows else raw
 
@@ -115,7 +135,12 @@ def _open_configured(options: Values) -> list[Split]:
 
 
 def _check_columns(
-    splits: Sequence[Split], inputs: Sequence[str], categories: Sequence[str], facts: Sequence[str]
+    splits: Sequence[Split],
+    inputs: Sequence[str],
+    categories: Sequence[str],
+    *,
+    facts: Sequence[str],
+    needs_no_facts: bool,
 ) -> str:
     """Return the kind of the inputs: images, texts, numbers or arrays. Raises FedpflError.
 
@@ -124,11 +149,12 @@ def _check_columns(
         inputs: The columns of inputs.
         categories: Those that become one feature per value, beside numbers.
         facts: The columns of labels, clients and units.
+        needs_no_facts: Whether there may be none of these.
     """
     # ---- Step 1: different columns that all splits have alike.
     origin = splits[0].origin
     columns = [*inputs, *facts]
-    if not inputs or not facts or len({*columns}) < len(columns):
+    if not inputs or not (facts or needs_no_facts) or len({*columns}) < len(columns):
         raise FedpflError(
             "dataset.input, dataset.label, dataset.by and partition.together must name different "
             f"columns; {origin} has {', '.join(splits[0].data.column_names[:12])}"
@@ -209,16 +235,22 @@ def _read_images(splits: Sequence[Split], column: str, size: int | None) -> list
 def _read_texts(
     splits: Sequence[Split], columns: Sequence[str], vocabulary: int, length: int
 ) -> list[np.ndarray]:
-    """Return the numbered words of each split, those of several columns one after another."""
+    """Return the numbered words of each split."""
+    texts = _list_texts(splits, columns)
+    # Words of the test part alone are unknown, as those of any later text.
+    training_texts = len(texts) - count_test_rows(splits)
+    ids = encode_texts(texts, training_texts, vocabulary, length, splits[0].origin)
+    return _split_rows(ids, splits)
+
+
+def _list_texts(splits: Sequence[Split], columns: Sequence[str]) -> list[str]:
+    """List the texts of all splits, those of several columns one after another."""
     texts: list[str] = []
     for split in splits:
         table = _read_table(split, [*columns])
         require_values(table.isna().any(axis=1).to_numpy(), f"{split.origin}: a text", "row", 1)
         texts += table.agg(" ".join, axis=1).tolist()
-    # Words of the test part alone are unknown, as those of any later text.
-    training_texts = len(texts) - count_test_rows(splits)
-    ids = encode_texts(texts, training_texts, vocabulary, length, splits[0].origin)
-    return _split_rows(ids, splits)
+    return texts
 
 
 def _read_arrays(split: Split, column: str) -> np.ndarray:

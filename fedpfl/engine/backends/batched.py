@@ -260,7 +260,12 @@ class BatchedBackend(Backend):
                 metrics, logits_of_batches, labels, classes, horizons=horizons
             )
         total = tree.send(
-            torch.tensor([len(indices) for indices in samples]),
+            torch.tensor(
+                [
+                    row.federation.count_labels(indices)
+                    for row, indices in zip(rows, samples, strict=True)
+                ]
+            ),
             device,
         )
         counts_of_rows = Counts(correct=correct, loss=loss, total=total, measures=measures)
@@ -288,7 +293,7 @@ class BatchedBackend(Backend):
         logits = allowed_logits = results[2]
         if excluded_classes:
             allowed_logits = logits.masked_fill(excluded_classes["classes"], -torch.inf)
-        hits = (batch.find_hits(allowed_logits) & (batch.samples > 0)).sum()
+        hits = (batch.find_hits(allowed_logits) * (batch.samples > 0)).sum()
         counts = {"hits": hits, "loss": batch.summed_loss(logits)}
         if wants_logits:
             counts["logits"] = allowed_logits

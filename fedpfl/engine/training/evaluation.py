@@ -127,7 +127,7 @@ def evaluate_client(
     if logits_of_batches:
         logits = torch.cat(logits_of_batches)
         measures = compute_measures(job.metrics, logits, data.y[:count], job.horizon)
-    total = torch.tensor(count, device=device)
+    total = torch.tensor(federation.count_labels(indices[:count]), device=device)
     return Counts(correct=correct, loss=loss, total=total, measures=measures)
 
 
@@ -167,11 +167,13 @@ def evaluate_clients(
 
     # ---- Step 2: hits and losses by client
     device = logits.device
-    total = tree.send(torch.tensor(sizes), device)
+    total = tree.send(torch.tensor([*map(federation.count_labels, forward_pass.samples)]), device)
     allowed_logits = logits
     if federation.excluded_classes is not None:
         excluded_classes = federation.excluded_classes[forward_pass.clients]
-        excluded_classes = excluded_classes.repeat_interleave(total, 0)
+        excluded_classes = excluded_classes.repeat_interleave(
+            tree.send(torch.tensor(sizes), device), 0
+        )
         allowed_logits = logits.masked_fill(excluded_classes, -torch.inf)
     hits = Batch(data.x, data.y).find_hits(allowed_logits)
     correct = torch.stack([client_hits.sum() for client_hits in hits.split(sizes)])

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.survival import partial_losses
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, find_task
+from fedpfl.ground.tasks import (
+    CLASSIFICATION,
+    MULTILABEL,
+    NEXT_TOKEN,
+    REGRESSION,
+    SURVIVAL,
+    find_task,
+)
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Bound
 
@@ -29,7 +36,8 @@ class Batch(NamedTuple):
     Attributes:
         x: inputs `[batch, *shape]` (images: channels, height, width).
         y: labels, in the form of their task (`ground.tasks`): classes `[batch]`, bools
-            `[batch, labels]` or floats `[batch]`, `[batch, 2]` in survival; None where they are not shown, in the
+            `[batch, labels]`, floats `[batch]`, `[batch, 2]` in survival, or each token's next one
+            `[batch, length]`; None where they are not shown, in the
             evaluation's `predict`.
         weight: 1 for samples and 0 for padding, `[batch]`; None: no padding.
         random: uniform numbers in [0, 1), `[batch, Method.randoms]`: new ones in every step, and in
@@ -81,7 +89,9 @@ class Batch(NamedTuple):
         """Return the loss of the task for each row of a network's outputs, `[batch]`.
 
         That is the cross-entropy of classes, the binary cross-entropy averaged over labels, the
-        squared error, or Cox's partial likelihood among the samples of the batch.
+        squared error, or Cox's partial likelihood among the samples of the batch. That of next
+        tokens is a row's sum over the mean number of tokens in a row, so that the mean over rows is
+        the mean over the batch's tokens.
         """
         task = find_task(self.y)
         # In float32 also under autocast.
@@ -96,6 +106,9 @@ class Batch(NamedTuple):
             # An evaluation may show more rows of x than labels.
             weight = torch.ones_like(self.y[:, 0]) if self.weight is None else self.weight
             return partial_losses(outputs.float().squeeze(1), self.y, weight)
+        if task is NEXT_TOKEN:
+            tokens_in_a_row = self.mean((self.y >= 0).sum(1).float())
+            return self._sum_token_losses(outputs) / tokens_in_a_row.clamp(min=1e-6)
         # As F.cross_entropy, without its test for labels to ignore, which under vmap is a fifth of
         # a step's launches.
         log_probabilities = outputs.log_softmax(1)
@@ -107,16 +120,31 @@ class Batch(NamedTuple):
             return F.cross_entropy(outputs, self.y)
         return self.mean(self.losses(outputs))
 
+    def _sum_token_losses(self, outputs: Tensor) -> Tensor:
+        """Add up the cross-entropy of each row's tokens, `[batch]`."""
+        log_probabilities = outputs.log_softmax(-1)
+        losses = -log_probabilities.gather(-1, self.y.clamp(min=0)[..., None]).squeeze(-1)
+        return (losses * (self.y >= 0)).sum(1)
+
     def summed_loss(self, outputs: Tensor) -> Tensor:
-        """Add up the loss of the task over the samples; see `losses`."""
-        if self.weight is None and find_task(self.y) is CLASSIFICATION:
+        """Add up the loss of the task over the samples, or tokens; see `losses`."""
+        task = find_task(self.y)
+        if self.weight is None and task is CLASSIFICATION:
             return F.cross_entropy(outputs, self.y, reduction="sum")
+        if task is NEXT_TOKEN:
+            return self.sum(self._sum_token_losses(outputs))
         return self.sum(self.losses(outputs))
 
     def find_hits(self, outputs: Tensor) -> Tensor:
-        """Compare the likeliest class with the sample's, bool `[batch]`; False in other tasks."""
-        if find_task(self.y) is CLASSIFICATION:
+        """Compare the likeliest class with the sample's, bool `[batch]`; False in other tasks.
+
+        Of next tokens it counts those that are right.
+        """
+        task = find_task(self.y)
+        if task is CLASSIFICATION:
             return outputs.argmax(1) == self.y
+        if task is NEXT_TOKEN:
+            return (outputs.argmax(-1) == self.y).sum(1)
         return torch.zeros(
             len(outputs),
             dtype=torch.bool,

@@ -31,7 +31,7 @@ from fedpfl.data.datasets.shared.texts import (
     to_texts,
 )
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, SURVIVAL, Task
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, SURVIVAL, Task
 
 FRACTION = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
 
@@ -106,7 +106,9 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
     # ---- Step 1: the columns that the configuration names.
     table = check_frame(frame, origin)
     labels = options.labels
-    if not labels:
+    if options.task is NEXT_TOKEN and labels:
+        raise FedpflError("dataset.label has no use with task=next_token; leave it out")
+    if not labels and options.task is not NEXT_TOKEN:
         examples = ", ".join(table.columns[:5])
         raise FedpflError(f"dataset.label must name the column of the labels, such as {examples}")
     if len(labels) > 1 and options.task not in (MULTILABEL, SURVIVAL):
@@ -125,6 +127,8 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
     # ---- Step 2: labels by the task.
     if options.task is CLASSIFICATION:
         y = table[labels[0]].to_numpy()
+    elif options.task is NEXT_TOKEN:
+        y = np.zeros(len(table))  # which those of the texts replace
     else:
         y = np.stack([read_numbers(table[name], origin, is_label=True) for name in labels], 1)
     return Part(

@@ -17,6 +17,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import (
     CLASSIFICATION,
     MULTILABEL,
+    NEXT_TOKEN,
     SURVIVAL,
     Task,
     find_task,
@@ -49,6 +50,7 @@ class Samples:
         units: int64 `[samples]`; samples of one unit, such as a patient, stay together.
         missing: What fills values of x that are absent (NaN), one of `missing.Missing`; empty: all
             are there.
+        pad: The token id that fills texts up.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Samples:
     feature_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
     units: Tensor | None = field(default=None, metadata=FINGERPRINTED_IF_SET)
     missing: str = field(default="", metadata=FINGERPRINTED_IF_SET)
+    pad: int = field(default=0, metadata=FINGERPRINTED_IF_SET)
 
     def take_rows(self, rows: Tensor, **changes: Any) -> Samples:
         """Return some of the samples, with changes of the fields that are not by sample."""
@@ -86,6 +89,8 @@ class Raw(NamedTuple):
     feature_names: tuple[str, ...] = ()
     units: np.ndarray | None = None  # whole numbers
     missing: str = ""
+    pad: int = 0
+    vocabulary: int = 0  # of task=next_token; 0: the largest id tells
 
 
 def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
@@ -159,6 +164,7 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         feature_names=raw.feature_names,
         units=None if raw.units is None else torch.from_numpy(raw.units.astype(np.int64)),
         missing=raw.missing,
+        pad=raw.pad,
     )
 
 
@@ -260,6 +266,8 @@ def _check_labels(
         raise ValueError("there are no samples; x and y must hold at least one")
     if task is CLASSIFICATION:
         return _number_classes(y, raw.class_names, classes)
+    if task is NEXT_TOKEN:
+        return y, classes or raw.vocabulary or int(y.max()) + 1, ()
     outputs = y.shape[1] if task is MULTILABEL else 1
     if classes not in (None, outputs):
         raise ValueError(
@@ -290,6 +298,10 @@ def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
         if len(wrong_labels):
             raise ValueError(f"y must be {task.labels}, found {wrong_labels[0].tolist()}")
         return to_floats(y.astype(np.float32))
+    if task is NEXT_TOKEN:
+        if y.ndim != 2 or y.dtype.kind != "i" or y.min(initial=0) < -1:
+            raise ValueError(problem)
+        return y.astype(np.int64)
     flat = y[:, 0] if y.shape[1:] == (1,) else y
     if flat.ndim != 1 or flat.dtype.kind not in ("iu" if task is CLASSIFICATION else "iuf"):
         raise ValueError(problem)

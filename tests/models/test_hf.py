@@ -1,0 +1,158 @@
+"""Language models of transformers: their own answers, and training as transformers and peft do."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedpfl
+from fedpfl import models
+from fedpfl.data.federation import Shape
+from fedpfl.ground import tree
+from fedpfl.ground.vision import load_torchvision
+from tests.command import format_override
+from tests.conftest import assert_close
+
+load_torchvision()
+transformers = pytest.importorskip("transformers", reason="needs the extra lm")
+
+LENGTH, VOCABULARY, CLASSES, PAD = 7, 30, 3, 1
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 2, "intermediate_size": 32}
+DISTILLED = {"vocab_size": VOCABULARY, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+WIDE = {"initializer_range": 0.3}  # with the usual one nothing moves in three rounds
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 9}
+STILL = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+TEXTS = Shape((LENGTH,), "token ids", pad=PAD)
+LINES = Shape((LENGTH,), "token ids", answer_axes=(LENGTH,), pad=PAD)
+KINDS = {
+    "bert": (SIZES, TEXTS),
+    "distilbert": (DISTILLED, TEXTS),
+    "deberta-v2": (SIZES, TEXTS),
+    "gpt2": (GPT2, TEXTS),
+    "gpt2 lines": (GPT2, LINES),
+    "llama lines": (SIZES, LINES),
+}
+
+
+def draw_texts(count, seed=0, pad=PAD):
+    """Ids `[count, LENGTH]` of texts of several lengths."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(3, LENGTH + 1, (count, 1))
+    x = random.integers(2, VOCABULARY, (count, LENGTH)).astype(np.int32)
+    return np.where(np.arange(LENGTH) < lengths, x, np.int32(pad))
+
+
+def build(kind, **options):
+    config, shape = KINDS[kind]
+    classes = VOCABULARY if shape is LINES else CLASSES
+    arch = kind.split()[0]
+    return models.build_network("hf", shape, classes, 0, arch=arch, config=config, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_answers_as_transformers_own_and_side_by_side_as_alone(kind):
+    net = build(kind)
+    x = torch.from_numpy(draw_texts(6))
+    logits = net.bind({"main": net.buffers})(net.params, x)
+    # ---- Transformers' own class, which sees one text after another, without any padding.
+    module = net.copy_module().eval()
+    with torch.no_grad():
+        for ids, own in zip(x, logits, strict=True):
+            text = ids[ids != PAD].long()[None]
+            theirs = super(type(module), module).forward(input_ids=text).logits[0]
+            assert_close(own[: len(theirs)] if theirs.dim() == 2 else own, theirs, atol=1e-5)
+
+    # ---- Three clients' gradients at once.
+    def loss(params, ids):
+        return net.bind({"main": net.buffers})(params, ids).logsumexp(-1).sum()
+
+    clients = [tree.map(lambda leaf, by=by: leaf + 0.01 * by, net.params) for by in range(3)]
+    together = torch.func.vmap(torch.func.grad(loss))(tree.stack(clients), x.view(3, 2, LENGTH))
+    for place, (one, ids) in enumerate(zip(clients, x.view(3, 2, -1), strict=True)):
+        assert_close(tree.take(together, place), torch.func.grad(loss)(one, ids), atol=1e-5)
+
+
+def save_network(folder, is_causal):
+    """A folder as a user has one, made by transformers alone."""
+    torch.manual_seed(1)
+    if is_causal:
+        config = transformers.GPT2Config(**GPT2, **STILL, **WIDE, eos_token_id=0)
+        network = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.BertConfig(**SIZES, **NO_DROPOUT, **WIDE, num_labels=CLASSES)
+        network = transformers.BertForSequenceClassification(config)
+    network.save_pretrained(folder)
+    return folder
+
+
+def train_plainly(folder, is_causal, start, clients):
+    """Three rounds of FedAvg in transformers and peft: each client takes three steps on all it has."""
+    peft = pytest.importorskip("peft", reason="compares with peft")
+    kind = transformers.AutoModelForSequenceClassification
+    targets, task = ["query", "value"], "SEQ_CLS"
+    if is_causal:
+        kind, targets, task = transformers.AutoModelForCausalLM, ["c_attn"], "CAUSAL_LM"
+    network = kind.from_pretrained(folder, attn_implementation="eager")
+    adapter = peft.LoraConfig(
+        task, r=2, lora_alpha=6, target_modules=targets, fan_in_fan_out=is_causal
+    )
+    model = peft.get_peft_model(network, adapter)
+    leaves = {}
+    for name, leaf in model.named_parameters():
+        if leaf.requires_grad:
+            own = name.removeprefix("base_model.model.").replace(".default", "")
+            own = own.replace(".modules_to_save", "")
+            leaves[own.removesuffix(".weight") if "lora" in own else own] = leaf
+    assert leaves.keys() == start.keys()
+    server = {name: start[name].view(leaf.shape) for name, leaf in leaves.items()}
+    total = sum(len(x) for x, _ in clients)
+    for _ in range(3):
+        mean = tree.map(torch.zeros_like, server)
+        for x, y in clients:
+            for name, leaf in leaves.items():
+                leaf.data = server[name].clone()
+            optimizer = torch.optim.SGD(leaves.values(), lr=0.3)
+            for _ in range(3):
+                optimizer.zero_grad()
+                labels = x.long().masked_fill(x == 0, -100) if is_causal else y
+                mask = (x != 0).long()
+                model(input_ids=x.long(), attention_mask=mask, labels=labels).loss.backward()
+                optimizer.step()
+            for name, leaf in leaves.items():
+                mean[name] += len(x) / total * leaf.detach()
+        server = mean
+    return server
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["classes", "next tokens"])
+def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_causal, tmp_path):
+    # ---- Clients with texts of several lengths, in a single minibatch.
+    folder = save_network(tmp_path / "network", is_causal)
+    data = {}
+    for client, count in (("a", 12), ("b", 20)):
+        x = draw_texts(count, seed=count, pad=0)
+        y = x[:, 0].astype(np.int64) % CLASSES
+        if is_causal:
+            after = np.pad(x[:, 1:], ((0, 0), (0, 1)))
+            y = np.where(after == 0, -1, after)
+        data[client] = (x, y)
+    layers = ["c_attn"] if is_causal else ["query", "value"]
+    words = ["model=hf", format_override("model.arch", folder), "adapter=lora", "method=fedavg"]
+    words += [format_override("adapter.layers", layers), "adapter.rank=2", "adapter.alpha=6"]
+    words += ["participation=1", "local.lr=0.3", "local.epochs=3", "local.batch_size=32"]
+    if is_causal:
+        words += ["task=next_token", f"dataset.classes={VOCABULARY}"]
+
+    # ---- Both backends.
+    for backend in ("loop", "batched"):
+        place = {"directory": tmp_path / backend, "progress": False}
+        run = fedpfl.run(*words, f"engine={backend}", data=data, rounds=3, **place)
+        assert run.summary["engine"]["backend"] == backend
+        clients = [run.samples(client, "train") for client in "ab"]
+        start = {k: v for k, v in run.network().named_parameters() if v.requires_grad}
+        plain = train_plainly(folder, is_causal, start, clients)
+        ours = run.personal("a")
+        for name, value in plain.items():
+            assert not torch.equal(value, start[name].view(value.shape))
+            assert_close(ours[name].view(value.shape), value, atol=1e-6)
