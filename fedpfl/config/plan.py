@@ -23,7 +23,7 @@ from fedpfl.config.schema import Checkpoint, Eval, Settings
 from fedpfl.data import Augment, Shift, partition
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
-from fedpfl.ground import tree
+from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.identity import identity
 from fedpfl.ground.records import Record
@@ -77,16 +77,8 @@ class Plan:
     @property
     def mixed(self) -> Mixed | None:
         """Return clients' networks of different kinds, None where they have one."""
-        if self.model.name != "mixed":
-            return None
-        common_keys = ("weights", "head", "overlap")
-        for key in common_keys:
-            if self.model.options.get(key):
-                raise FedpflError(f"model.{key} is for one network; leave it out with model=mixed")
-        try:
-            return Mixed(**tree.drop(self.model.options, common_keys))
-        except ValueError as error:
-            raise FedpflError(f"model.{error}") from None
+        is_mixed = self.model.name == "mixed"
+        return build_dataclass(Mixed, self.model.options, "model") if is_mixed else None
 
 
 def check_config(cfg: DictConfig) -> Plan:

@@ -25,9 +25,8 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import SURVIVAL
-from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, Method
-from fedpfl.models import ADAPTERS, Net
+from fedpfl.models import ADAPTERS, MixedNet, Net
 from fedpfl.privacy import Account, SampleAccount, SamplePrivacy, SampleProtection, Secret
 from fedpfl.robust import Adversary, Attack, Defence, make_adversary
 from fedpfl.system import draw_devices, draw_stragglers
@@ -89,7 +88,7 @@ class Run(Plan):
 
     def find_net(self, federation: Federation) -> Net:
         """Return the network of the clients of a federation."""
-        return _deal_kinds(self.net, self.kinds, federation)
+        return _join_kinds(self.net.nets, self.kinds, federation)
 
     @property
     def horizon(self) -> float | None:
@@ -191,7 +190,8 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         privacy=plan.privacy,
     )
     model_options["weights"] = weights and weights.values
-    net = _build_net(plan, federation, model_options)
+    kinds = _assign_kinds(plan, federation, dealt_data.newcomers)
+    net = _join_kinds(_build_nets(plan, federation, model_options), kinds, federation)
     _require_fit(plan, federation, net)
     _require_fit_of_uploads(plan, federation, net)
 
@@ -199,16 +199,14 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     account = _make_account(plan, federation, net)
     clock = _make_clock(plan, federation)
     data_digest, fingerprint = _digest_data(dealt_data, model_options["weights"], net, clock)
-    newcomers = dealt_data.newcomers
-    kinds = _assign_kinds(plan, [federation, *([newcomers] if newcomers else [])])
     run = Run(
         **vars(plan),
         federation=federation,
-        newcomers=newcomers,
+        newcomers=dealt_data.newcomers,
         kinds=kinds,
         shifted=dealt_data.shifted,
         clock=clock,
-        net=_deal_kinds(net, kinds, federation),
+        net=net,
         samples_digest=dealt_data.samples_digest,
         data_digest=data_digest,
         fingerprint=fingerprint,
@@ -245,8 +243,8 @@ def _digest_data(
     return fingerprint_sequence(read_parts), fingerprint_sequence(split_parts)
 
 
-def _build_net(plan: Plan, federation: Federation, model_options: Values) -> Net:
-    """Build the network, and tell it of clients and rounds."""
+def _build_nets(plan: Plan, federation: Federation, model_options: Values) -> list[Net]:
+    """Build the network of each kind, and tell it of clients and rounds."""
     build = partial(
         models.build_network,
         shape=federation.shape,
@@ -255,11 +253,36 @@ def _build_net(plan: Plan, federation: Federation, model_options: Values) -> Net
         adapter=partial(ADAPTERS[plan.adapter.name], **plan.adapter.options),
     )
     if plan.mixed:
-        net = models.build_mixed(plan.mixed, build)
+        nets = models.build_kinds(plan.mixed, build)
     else:
-        net = build(plan.model.name, **model_options)
-    net = net.with_facts(clients=federation.clients, rounds=plan.settings.rounds)
-    return net.to(plan.device)
+        nets = [build(plan.model.name, **model_options)]
+    facts = {"clients": federation.clients, "rounds": plan.settings.rounds}
+    return [net.with_facts(**facts).to(plan.device) for net in nets]
+
+
+def _assign_kinds(
+    plan: Plan, federation: Federation, newcomers: Federation | None
+) -> tuple[int, ...]:
+    """Return the kind of each client by its number in the partition; () with one network."""
+    mixed, settings = plan.mixed, plan.settings
+    if mixed is None or len(mixed.kinds) == 1:
+        return ()
+    names = [str(number) for number in range(settings.clients)]
+    for clients in (federation, newcomers):
+        for client, name in enumerate(clients.client_names if clients else ()):
+            names[clients.partition_number(client)] = name
+    speeds: list[float] = []
+    if plan.system:
+        folder = Path(settings.data_dir)
+        devices = draw_devices(plan.system, range(settings.clients), settings.seed, folder)
+        speeds = [device.speed for device in devices]
+    return tuple(mixed.assign_kinds(names, settings.seed, speeds))
+
+
+def _join_kinds(nets: Sequence[Net], kinds: Sequence[int], federation: Federation) -> Net:
+    """Return the networks of a federation's clients as one Net."""
+    numbers = [federation.partition_number(client) for client in range(federation.clients)]
+    return MixedNet(nets, [kinds[number] for number in numbers]) if kinds else nets[0]
 
 
 def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
@@ -275,9 +298,9 @@ def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
             f"method={method_name} is about low-rank pairs; choose adapter=lora{pairs_word}"
         )
     # Refuses what this network does not have, while nothing is written.
-    servers = [method.init(kind.params, kind.parts)[0] for kind in net.nets]
+    method.init(net.params, net.parts)
     if len(net.nets) > 1:
-        _require_fit_of_kinds(method, method_name, net, servers)
+        _require_fit_of_kinds(method, method_name, net)
     if method.validates and not any(map(len, federation.validation)):
         raise FedpflError(
             f"method={method_name} chooses by held-out samples, and there are none; set "
@@ -285,7 +308,7 @@ def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
         )
 
 
-def _require_fit_of_kinds(method: Method, method_name: str, net: Net, servers: list[Tree]) -> None:
+def _require_fit_of_kinds(method: Method, method_name: str, net: Net) -> None:
     """Raise FedpflError for a method that joins what networks of several kinds do not share."""
     choice = f"method={method_name} and model=mixed"
     if not method.takes_kinds:
@@ -294,19 +317,18 @@ def _require_fit_of_kinds(method: Method, method_name: str, net: Net, servers: l
             f"{choice}: it joins what clients of one network send, and these have several; use"
             f" {', '.join(takers)}, or one network"
         )
-    forms = [tree.specs(server) for server in servers]
-    if any(form != forms[0] for form in forms):
-        raise FedpflError(
-            f"{choice}: the server's part differs between kinds; only heads are of one form"
-            " (method.layers=1)"
-        )
-    statistics = [tree.specs(kind.buffers) for kind in net.nets]
-    is_alike = all(form == statistics[0] for form in statistics)
-    if "aggregate" in method.buffers().values() and not is_alike:
-        raise FedpflError(
-            f"{choice}: BatchNorm statistics differ between kinds; use method.statistics=local, or"
-            " networks without BatchNorm"
-        )
+    forms = []
+    for kind in net.nets:
+        shared = {"server": method.init(kind.params, kind.parts)[0]}
+        if "aggregate" in method.buffers().values():
+            shared["BatchNorm"] = kind.buffers
+        forms.append(tree.specs(shared))
+        if forms[-1] != forms[0]:
+            entries = sorted(entry for entry, _ in forms[-1].items() ^ forms[0].items())
+            raise FedpflError(
+                f"{choice}: the server's {entries[0]} has no one form for all kinds; heads have"
+                " (method.layers=1), and statistics may stay local (method.statistics=local)"
+            )
 
 
 def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> None:
@@ -352,31 +374,6 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     )
     stragglers = draw_stragglers(plan.system, clients, plan.local.amount, seed)
     return Clock(plan.system, devices, stragglers)
-
-
-def _assign_kinds(plan: Plan, federations: Sequence[Federation]) -> tuple[int, ...]:
-    """Return the kind of each client by its number in the partition; () with one network."""
-    mixed = plan.mixed
-    if mixed is None or len(mixed.kinds) == 1:
-        return ()
-    names: dict[int, str] = {}
-    for federation in federations:
-        for client, name in enumerate(federation.client_names):
-            names[federation.partition_number(client)] = name
-    clients = plan.settings.clients
-    speeds: list[float] = []
-    if plan.system:
-        folder = Path(plan.settings.data_dir)
-        devices = draw_devices(plan.system, range(clients), plan.settings.seed, folder)
-        speeds = [device.speed for device in devices]
-    ordered_names = [names[number] for number in sorted(names)]
-    return tuple(mixed.assign_kinds(clients, plan.settings.seed, speeds, ordered_names))
-
-
-def _deal_kinds(net: Net, kinds: Sequence[int], federation: Federation) -> Net:
-    """Return networks that know the kinds of a federation's clients."""
-    clients = range(federation.clients)
-    return net.with_kinds([kinds[federation.partition_number(c)] for c in clients] if kinds else [])
 
 
 def _make_adversary(

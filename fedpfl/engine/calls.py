@@ -15,7 +15,6 @@ from fedpfl.engine.state import State
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground import tree
-from fedpfl.ground.errors import MethodError
 from fedpfl.ground.records import Record
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Entries, Tree
@@ -178,20 +177,11 @@ def join_answers(call: Call, answers: Sequence[Any], order: Sequence[int]) -> An
         call: About all of them.
         answers: One after another.
         order: The place of each of their rows in the joined answer.
-
-    Raises:
-        MethodError: Uploads have other forms in other kinds.
     """
     if len(answers) == 1:
         return answers[0]
     if isinstance(call, TrainCall):
         answers = [keep_common(call.state, answer) for answer in answers]
-        forms = [tree.specs(tree.take(answer.uploads, slice(0))) for answer in answers]
-        if any(form != forms[0] for form in forms):
-            raise MethodError(
-                f"{type(call.method).__name__}.finish sends uploads of another form from networks"
-                " of another kind; takes_kinds is for uploads of one form"
-            )
     return tree.take(tree.concatenate_trees(answers), torch.tensor(order).argsort())
 
 

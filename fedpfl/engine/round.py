@@ -356,7 +356,7 @@ def _store_private(call: TrainCall, participation: Participation) -> None:
         ("buffers", participation.buffers),
     ):
         names = tree.drop(initial[part], rows.common[part])
-        private[part] = {name: values[name] for name in names if name in values}
+        private[part] = persistent_entries(values, names)
         change = describe_form_change(tree.take(private[part], 0), names)
         if change:
             raise MethodError(_describe_change(call.method, "finish", "client", change))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,15 +29,21 @@ class Mixed(Checked):
     assign: Literal["cycle", "random", "device"] | dict[str, str] = "cycle"
     shares: tuple[Positive, ...] | None = None
     common: str | dict[str, Any] | None = None
+    # Keys of one network; each kind has its own.
+    weights: None = None
+    head: None = None
+    overlap: Literal[False] = False
 
     def __post_init__(self) -> None:
         """Check each network's own keys too."""
         super().__post_init__()
         self.check(bool(self.kinds), "kinds", "one network or more")
-        is_by_order = self.assign in ("random", "device")
-        has_shares = self.shares is None or (is_by_order and len(self.shares) == len(self.kinds))
-        self.check(has_shares, "shares", "a number for each kind, beside assign=random or device")
-        _ = [*self.networks, self.common_network]
+        has_shares = self.assign in ("random", "device") and len(self.shares or ()) == len(
+            self.kinds
+        )
+        is_allowed = self.shares is None or has_shares
+        self.check(is_allowed, "shares", "a number for each kind, beside assign=random or device")
+        _ = [*self.networks, self.common and _read_network(self.common, "common")]
 
     @property
     def networks(self) -> list[tuple[str, Record]]:
@@ -45,70 +51,55 @@ class Mixed(Checked):
         return [_read_network(kind, f"kinds[{i}]") for i, kind in enumerate(self.kinds)]
 
     @property
-    def common_network(self) -> tuple[str, Record] | None:
-        """Return name and options of the network that clients have in common, if any."""
-        return None if self.common is None else _read_network(self.common, "common")
-
-    @property
     def labels(self) -> list[str]:
         """Return a word for each kind, with its number where a name is there twice."""
         names = [name for name, _ in self.networks]
-        return [
-            name if names.count(name) == 1 else f"{name}_{kind}" for kind, name in enumerate(names)
-        ]
+        return [f"{name}_{i}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
-    def assign_kinds(
-        self, clients: int, seed: int, speeds: Sequence[float], names: Sequence[str]
-    ) -> list[int]:
-        """Return the kind of each client of the partition.
+    def assign_kinds(self, names: Sequence[str], seed: int, speeds: Sequence[float]) -> list[int]:
+        """Return the kind of each client of the partition, newcomers among them.
 
         Args:
-            clients: How many there are, newcomers among them.
+            names: Of the clients.
             seed: Of assign=random.
             speeds: Of the clients' devices, for assign=device: the slowest have the first kind.
-            names: Of clients, for an assignment by name; () where they are numbers alone.
 
         Raises:
-            FedpflError: A client or kind is unknown, or has no counterpart.
+            FedpflError: There are no devices, or a client or kind is unknown.
         """
-        count = len(self.kinds)
-        if isinstance(self.assign, dict):
-            return self._assign_by_name([*names] or [*map(str, range(clients))], self.assign)
+        count, clients = len(self.kinds), len(names)
         if self.assign == "cycle":
             return [client % count for client in range(clients)]
-        if self.assign == "random":
-            order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed))
-        elif speeds:
-            order = torch.tensor(speeds, dtype=torch.float64).argsort(stable=True)
-        else:
+        if isinstance(self.assign, dict):
+            labels = self.labels
+            wrong = [name for name in {**self.assign, **dict.fromkeys(names)} if name not in names]
+            wrong += [name for name in names if self.assign.get(name) not in labels]
+            if wrong:
+                raise FedpflError(
+                    f"model.assign must name one of {', '.join(labels)} for each client, and has"
+                    f" {self.assign.get(wrong[0])} for {wrong[0]}"
+                )
+            return [labels.index(self.assign[name]) for name in names]
+        if self.assign == "device" and not speeds:
             raise FedpflError("model.assign=device goes by clients' devices; use system=simulated")
+        order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed))
+        if self.assign == "device":
+            order = torch.tensor(speeds, dtype=torch.float64).argsort(stable=True)
         ends = torch.tensor(self.shares or [1.0] * count, dtype=torch.float64).cumsum(0)
-        places = order.argsort()
-        return torch.bucketize(places, (clients * ends / ends[-1]).round(), right=True).tolist()
-
-    def _assign_by_name(self, names: list[str], label_by_name: Mapping[str, str]) -> list[int]:
-        """Return the kinds of named clients."""
-        labels = self.labels
-        for name, label in label_by_name.items():
-            if name not in names:
-                raise FedpflError(f"model.assign: {choices_text(names, name)}")
-            if label not in labels:
-                raise FedpflError(f"model.assign.{name} must be {choices_text(labels, label)}")
-        if missing := [name for name in names if name not in label_by_name]:
-            raise FedpflError(f"model.assign names no kind for client {missing[0]}; add it")
-        return [labels.index(label_by_name[name]) for name in names]
+        ends = (clients * ends / ends[-1]).round()
+        return torch.bucketize(order.argsort(), ends, right=True).tolist()
 
 
 def _read_network(choice: str | dict[str, Any], key: str) -> tuple[str, Record]:
     """Return a network's name and checked options. Raises FedpflError."""
-    path = f"model.{key}"
     options = {"name": choice} if isinstance(choice, str) else dict(choice)
     name = options.pop("name", None)
     names = sorted({*MODELS} - {"mixed"})
     if name not in names:
-        raise FedpflError(f"{path}.name must be {choices_text(names, name)}")
+        raise FedpflError(f"model.{key}.name must be {choices_text(names, name)}")
     head = {"head": options.pop("head")} if "head" in options else {}
-    return name, {**checked_arguments(MODELS[name], options, path, ("shape", "classes")), **head}
+    checked = checked_arguments(MODELS[name], options, f"model.{key}", ("shape", "classes"))
+    return name, {**checked, **head}
 
 
 class Kind(nn.Module):
@@ -143,7 +134,6 @@ class MixedNet(Net):
     """The networks of all kinds; by itself it is the first one.
 
     Attributes:
-        nets: By kind.
         kinds: Of clients.
     """
 
@@ -158,21 +148,9 @@ class MixedNet(Net):
         """Return the network of each kind."""
         return self._nets
 
-    def with_facts(self, **facts: Any) -> Net:
-        """See Net."""
-        return MixedNet([net.with_facts(**facts) for net in self._nets], self.kinds)
 
-    def to(self, device: torch.device) -> Net:
-        """See Net."""
-        return MixedNet([net.to(device) for net in self._nets], self.kinds)
-
-    def with_kinds(self, kinds: Sequence[int]) -> Net:
-        """See Net."""
-        return MixedNet(self._nets, kinds)
-
-
-def build_mixed(mixed: Mixed, build: Callable[..., Net]) -> Net:
-    """Build the networks of all kinds, and the one that clients have in common.
+def build_kinds(mixed: Mixed, build: Callable[..., Net]) -> list[Net]:
+    """Build the network of each kind, beside the one that clients have in common.
 
     Args:
         mixed: Their names and options.
@@ -181,18 +159,10 @@ def build_mixed(mixed: Mixed, build: Callable[..., Net]) -> Net:
     Raises:
         FedpflError: A network has no linear head at its end, or the common one has side effects.
     """
-    # ---- Step 1: the kinds, with heads of one form.
-    nets: list[Net] = []
-    features = mixed.features
-    for (name, options), label in zip(mixed.networks, mixed.labels, strict=True):
-        net = build(name, **options)
-        features = features or _require_head(net).in_features
-        nets.append(_make_kind(net, features, label))
-
-    # ---- Step 2: the common network.
+    # ---- Step 1: the common network.
     common: Net | None = None
-    if mixed.common_network:
-        name, options = mixed.common_network
+    if mixed.common:
+        name, options = _read_network(mixed.common, "common")
         common = build(name, **options)
         if common.buffers or common.fixed or common.traits.draws or common.traits.recomputes:
             raise FedpflError(
@@ -200,12 +170,15 @@ def build_mixed(mixed: Mixed, build: Callable[..., Net]) -> Net:
                 " parameters and draws; take another, such as mlp or lenet5"
             )
 
-    # ---- Step 3: each knows all, as `Method.init` is told.
+    # ---- Step 2: the kinds, with heads of one form. Each knows all, as `Method.init` is told.
+    nets: list[Net] = []
+    features = mixed.features
+    for (name, options), label in zip(mixed.networks, mixed.labels, strict=True):
+        net = build(name, **options)
+        features = features or _require_head(net).in_features
+        nets.append(_make_kind(net, features, label, common))
     params = tuple(net.params for net in nets)
-    nets = [
-        net.with_common(common).with_facts(kind=kind, kinds=params) for kind, net in enumerate(nets)
-    ]
-    return MixedNet(nets) if len(nets) > 1 else nets[0]
+    return [net.with_facts(kind=kind, kinds=params) for kind, net in enumerate(nets)]
 
 
 def _require_head(net: Net) -> nn.Linear:
@@ -221,34 +194,23 @@ def _require_head(net: Net) -> nn.Linear:
     return head
 
 
-def _make_kind(net: Net, features: int, label: str) -> Net:
+def _make_kind(net: Net, features: int, label: str, common: Net | None) -> Net:
     """Return a network as a kind, with features of a given width."""
-    head = _require_head(net)
     facts = net.facts
-
     # ---- Step 1: the module, with its head beside the body.
-    body = net.copy_module()
+    head = _require_head(net)
     parent, _, name = net.parts.head_layer.rpartition(".")
-    head = body.get_submodule(net.parts.head_layer)
-    setattr(body.get_submodule(parent), name, nn.Identity())
+    setattr(net.module.get_submodule(parent), name, nn.Identity())
     with explain_errors(net.name), seeded_process(facts["seed"]), torch.no_grad():
-        module = Kind(body, head, features)
+        module = Kind(net.module, head, features)
         check_logits(module, facts["sample"], facts["classes"])
 
     # ---- Step 2: what is known of the network, under its new names.
-    traits = net.traits
-    order = [f"body.{layer}" for layer in facts.get("order", ())]
-    return Net(
-        module,
-        replace(
-            traits,
-            moving=frozenset(f"body.{buffer}" for buffer in traits.moving),
-            constant=frozenset(f"body.{buffer}" for buffer in traits.constant),
-        ),
-        label,
-        seed=facts["seed"],
-        sample=facts["sample"],
-        classes=facts["classes"],
-        head_layer="head",
-        order=(*order, "head") if order else (),
-    )
+    def rename(names: Iterable[str]) -> list[str]:
+        return [f"body.{name}" for name in names]
+
+    moving, constant = (frozenset(rename(n)) for n in (net.traits.moving, net.traits.constant))
+    traits = replace(net.traits, moving=moving, constant=constant)
+    # Layers that are not in the order come first.
+    order = (*rename(facts.get("order", ())), "head")
+    return Net(module, traits, label, common, **{**facts, "head_layer": "head", "order": order})

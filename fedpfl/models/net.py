@@ -142,14 +142,6 @@ class Net:
         """Return the same Net with further facts of Parts, such as the number of rounds."""
         return self._rebuild(self.module, **{**self.facts, **facts})
 
-    def with_common(self, common: Net | None) -> Net:
-        """Return the same Net beside a network that all clients have alike."""
-        return Net(self.module, self.traits, self.name, common, **self.facts)
-
-    def with_kinds(self, kinds: Sequence[int]) -> Net:
-        """Return the same networks for clients of these kinds, where there are several."""
-        return self
-
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
         # Fixed values may be large: copies share them, as no call writes to them.
