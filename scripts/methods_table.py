@@ -26,6 +26,7 @@ from fedpfl.config.run_location import register_resolver
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, SEES, Method
+from fedpfl.models.adapter import lora, lora_with_residue
 from fedpfl.train import CONF
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
@@ -83,7 +84,8 @@ def count_traffic_and_state(name: str) -> list[str]:
     method = load_method(name, f"clients={CLIENTS}")
     adapter = models.ADAPTERS["none"]
     if method.pairs:
-        adapter = partial(models.ADAPTERS["lora"], layers=("conv", "linear"), pairs=method.pairs)
+        adapt = lora_with_residue if method.has_residue else lora
+        adapter = partial(adapt, layers=("conv", "linear"), pairs=method.pairs)
     net = models.build_network("cnn4", federation.shape, 10, 0, adapter=adapter)
     local = engine.Local(epochs=1, batch_size=4, lr=0.01)
     device = torch.device("cpu")

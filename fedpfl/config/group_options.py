@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS
-from fedpfl.config.schema import SCHEMAS, ModelOptions, PartitionOptions, Settings
+from fedpfl.config.schema import SCHEMAS, AdapterOptions, ModelOptions, PartitionOptions, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError, choices_text
@@ -65,7 +65,7 @@ READ_GROUPS = {
     "defence": Group(registry=DEFENCES),
     "system": Group(registry=SYSTEMS),
     "model": Group((ModelOptions,), MODELS, ("shape", "classes"), is_built=False),
-    "adapter": Group((), ADAPTERS, ("module", "head", "seed"), is_built=False),
+    "adapter": Group((AdapterOptions,), ADAPTERS, ("module", "head", "seed"), is_built=False),
     "partition": Group(
         (PartitionOptions,),
         partition.SCHEMES,

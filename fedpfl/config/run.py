@@ -22,11 +22,13 @@ from fedpfl.data.heterogeneity import Heterogeneity
 from fedpfl.engine import Clock
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.dealing import Assign, deal_choices
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import SURVIVAL
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import ADAPTERS, MixedNet, Net
+from fedpfl.models.adapter import lora, lora_with_residue
 from fedpfl.privacy import Account, SampleAccount, SamplePrivacy, SampleProtection, Secret
 from fedpfl.robust import Adversary, Attack, Defence, make_adversary
 from fedpfl.system import draw_devices, draw_stragglers
@@ -190,8 +192,10 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         privacy=plan.privacy,
     )
     model_options["weights"] = weights and weights.values
-    kinds = _assign_kinds(plan, federation, dealt_data.newcomers)
+    kinds = _assign_kinds(plan, dealt_data)
     net = _join_kinds(_build_nets(plan, federation, model_options), kinds, federation)
+    if ranks := _assign_ranks(plan, dealt_data):
+        net = net.with_facts(ranks=ranks)
     _require_fit(plan, federation, net)
     _require_fit_of_uploads(plan, federation, net)
 
@@ -245,12 +249,16 @@ def _digest_data(
 
 def _build_nets(plan: Plan, federation: Federation, model_options: Values) -> list[Net]:
     """Build the network of each kind, and tell it of clients and rounds."""
+    adapter = ADAPTERS[plan.adapter.name]
+    if adapter is lora and plan.method.has_residue:
+        adapter = lora_with_residue
+    options = tree.drop(plan.adapter.options, ["assign"])
     build = partial(
         models.build_network,
         shape=federation.shape,
         classes=federation.classes,
         seed=plan.settings.seed,
-        adapter=partial(ADAPTERS[plan.adapter.name], **plan.adapter.options),
+        adapter=partial(adapter, **options),
     )
     if plan.mixed:
         nets = models.build_kinds(plan.mixed, build)
@@ -260,15 +268,44 @@ def _build_nets(plan: Plan, federation: Federation, model_options: Values) -> li
     return [net.with_facts(**facts).to(plan.device) for net in nets]
 
 
-def _assign_kinds(
-    plan: Plan, federation: Federation, newcomers: Federation | None
-) -> tuple[int, ...]:
+def _assign_kinds(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
     """Return the kind of each client by its number in the partition; () with one network."""
-    mixed, settings = plan.mixed, plan.settings
+    mixed = plan.mixed
     if mixed is None or len(mixed.kinds) == 1:
         return ()
+    choice = "model.assign", mixed.assign, mixed.labels
+    return tuple(_deal_choices(plan, dealt_data, choice, mixed.shares))
+
+
+def _assign_ranks(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
+    """Return the rank of each client, newcomers last; () where all have the same."""
+    ranks = plan.adapter.options.get("rank")
+    if not isinstance(ranks, tuple):
+        return ()
+    assign = plan.adapter.options.get("assign", "cycle")
+    if assign == "device":
+        ranks = sorted(ranks)
+    if isinstance(assign, dict):
+        assign = {name: str(rank) for name, rank in assign.items()}
+    choice = "adapter.assign", assign, [str(rank) for rank in ranks]
+    places = _deal_choices(plan, dealt_data, choice)
+    numbers: list[int] = []
+    for clients in filter(None, (dealt_data.federation, dealt_data.newcomers)):
+        numbers += map(clients.partition_number, range(clients.clients))
+    assigned = tuple(ranks[places[number]] for number in numbers)
+    return assigned if len({*assigned}) > 1 else ()
+
+
+def _deal_choices(
+    plan: Plan,
+    dealt_data: DealtData,
+    choice: tuple[str, Assign, Sequence[str]],
+    shares: Sequence[float] | None = None,
+) -> list[int]:
+    """Return what each client of the partition has of a choice: its key, how, and the labels."""
+    settings = plan.settings
     names = [str(number) for number in range(settings.clients)]
-    for clients in (federation, newcomers):
+    for clients in (dealt_data.federation, dealt_data.newcomers):
         for client, name in enumerate(clients.client_names if clients else ()):
             names[clients.partition_number(client)] = name
     speeds: list[float] = []
@@ -276,7 +313,8 @@ def _assign_kinds(
         folder = Path(settings.data_dir)
         devices = draw_devices(plan.system, range(settings.clients), settings.seed, folder)
         speeds = [device.speed for device in devices]
-    return tuple(mixed.assign_kinds(names, settings.seed, speeds))
+    key, assign, labels = choice
+    return deal_choices(key, assign, labels, names, settings.seed, speeds, shares)
 
 
 def _join_kinds(nets: Sequence[Net], kinds: Sequence[int], federation: Federation) -> Net:
@@ -296,6 +334,12 @@ def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
             pairs_word = f" adapter.pairs={method.pairs}"
         raise FedpflError(
             f"method={method_name} is about low-rank pairs; choose adapter=lora{pairs_word}"
+        )
+    if net.parts.ranks and not method.takes_ranks:
+        names = ", ".join(name for name, other in METHODS.items() if other.takes_ranks)
+        raise FedpflError(
+            f"method={method_name} has one rank for all clients; give adapter.rank one number, or"
+            f" choose {names}"
         )
     # Refuses what this network does not have, while nothing is written.
     method.init(net.params, net.parts)

@@ -139,6 +139,13 @@ class ModelOptions:
     overlap: bool = False
 
 
+@dataclass(frozen=True)
+class AdapterOptions:
+    """Hold the option of low-rank pairs that their layers have no part in."""
+
+    assign: Literal["cycle", "random", "device"] | dict[str, Count] = "cycle"
+
+
 SETTINGS = tuple(get_type_hints(Settings))
 SCHEMAS: dict[str, Callable[..., Any]] = {
     "local": Local,

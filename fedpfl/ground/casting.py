@@ -161,6 +161,8 @@ def describe_annotation(hint: Any) -> str:
     if origin is Literal:
         choices = ", ".join(map(str, arguments))
         return choices if len(arguments) == 1 else f"one of {choices}"
+    if origin is dict:
+        return f"{describe_annotation(arguments[1])} by name"
     if (origin or hint) in LIST_TYPES:
         item = describe_annotation(arguments[0]) if arguments else "a value"
         is_noun = item.startswith("a ") and item in TYPE_NAMES.values()

@@ -47,7 +47,7 @@ OPTIONS_OFF: Record = {
     "task": "classification",
     "eval": {"common": False, "classes": "all", "horizon": None},
     "model": {"weights": None, "overlap": False, "projection": 0, "head": None},
-    "adapter": {"name": "none", "pairs": 1, "rslora": False},
+    "adapter": {"name": "none", "pairs": 1, "rslora": False, "assign": "cycle"},
     "privacy": {"name": "none", "seed": None, "public_weights": False},
     "attack": {"name": "none", "clients": None},
     "defence": {"name": "mean"},

@@ -1,14 +1,15 @@
 """FedALT: each client's own low-rank pair, mixed by the input with the mean of all other pairs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import train_all_but
+from fedpfl.methods.shared.low_rank import draw_factor
 from fedpfl.methods.shared.method import Phase, send_if
 from fedpfl.methods.shared.pool import ModelPool, sum_models
 
@@ -76,15 +77,7 @@ class FedALT(ModelPool):
 
     def sample(self, server, generator):
         """Draw the A of a client that has none yet."""
-
-        def draw(leaf: Tensor) -> Tensor:
-            # As torch initialises a layer: within 1 / sqrt(inputs).
-            row = leaf[0] if leaf.dim() == 4 else leaf[0, 0]
-            bound = row.numel() ** -0.5
-            # On the CPU, where a method's generator is.
-            values = torch.empty(leaf.shape).uniform_(-bound, bound, generator=generator)
-            return values.to(leaf)
-
+        draw = partial(draw_factor, generator=generator)
         return {"drawn": tree.map(draw, server["drawn"])}
 
     def download(self, server, client):

@@ -10,10 +10,8 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Tree
+from fedpfl.methods.shared.low_rank import compress_pair, rank_axis, rank_of, stack_pairs
 from fedpfl.methods.shared.method import Method
-
-RANK_AXIS = {("A", 3): 1, ("B", 3): 2, ("A", 4): 0, ("B", 4): 1}
-"""The axis of the rank, by factor and dimensions: 4 are a convolution's."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class SDFLoRA(Method):
         private = dict[str, Tensor]()
         for name, leaf in params.items():
             if name.endswith((".lora_A", ".lora_B")):
-                axis = _rank_axis(name, leaf)
+                axis = rank_axis(name, leaf)
                 rank = leaf.shape[axis]
                 shared_rank = round(self.share * rank)
                 shared_piece, private_piece = leaf.split([shared_rank, rank - shared_rank], axis)
@@ -85,7 +83,7 @@ class SDFLoRA(Method):
                 pieces = (shared_piece, private[name])
                 both_modules[name] = torch.cat(
                     pieces,
-                    _rank_axis(name, shared_piece),
+                    rank_axis(name, shared_piece),
                 )
         return {**received, **private, **both_modules}
 
@@ -110,44 +108,7 @@ class SDFLoRA(Method):
             # ---- Stack: sum_k a_k B_k A_k as one pair of a high rank.
             a, b = stack_pairs(uploads[name_a], uploads[name_b], weight)
             # ---- Compress the stack to its former rank.
-            rank = old_b.shape[_rank_axis(name_b, old_b)]
-            a, b = compress_pair(a, b, rank)
+            a, b = compress_pair(a, b, rank_of(name_b, old_b))
             merged[name_a] = a.reshape(old_a.shape)
             merged[name_b] = b.reshape(old_b.shape)
         return merged, clients
-
-
-def _rank_axis(name: str, leaf: Tensor) -> int:
-    """Return the axis of a factor's rank."""
-    return RANK_AXIS[name[-1], leaf.dim()]
-
-
-def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Stack clients' pairs to one; its product is their weighted sum.
-
-    It is float64. a: `[clients, chosen, rank, inputs]`, b: `[clients, chosen, rows, rank]`, or a convolution's.
-    """
-    if a.dim() == 5:
-        # A convolution's pair as matrices, as if it were the only chosen part of a layer.
-        a = a.flatten(2).unsqueeze(1)
-        b = b.flatten(2).unsqueeze(1)
-    weighted_b = b.double() * weight.double().view(-1, 1, 1, 1)
-    # The clients' ranks one after another, in the same order on both sides.
-    stacked_a = a.double().movedim(0, 1).flatten(1, 2)
-    stacked_b = weighted_b.permute(1, 2, 0, 3).flatten(2)
-    return stacked_a, stacked_b
-
-
-def compress_pair(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return factors of the nearest matrix of a rank to b a, float32: A_g = V', B_g = U S."""
-    # b a = q (left right^T) p^T, and only the small middle needs an SVD.
-    q, left = torch.linalg.qr(b)
-    p, right = torch.linalg.qr(a.mT)
-    # All singular values go into B_g, so that A_g has orthonormal rows.
-    u, s, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
-    a = v[..., :rank, :] @ p.mT
-    b = q @ (u * s.unsqueeze(-2))[..., :rank]
-    # Algorithms choose signs as they like; here the largest entry of each row is positive.
-    largest = a.abs().argmax(-1, keepdim=True)
-    sign = a.gather(-1, largest).sign()
-    return (a * sign).float(), (b * sign.mT).float()

@@ -29,7 +29,8 @@ class LowRank:
     """Shared by low-rank additions: pairs lora_A and lora_B, lora_A1 and lora_B1, ...
 
     Several additions are weighted by a softmax of lora_mixer's image of the same input, at each
-    position.
+    position. Beside a single one there may be lora_residue, a matrix of the product's shape that a
+    method holds still.
 
     Attributes:
         pairs: Number of pairs.
@@ -60,7 +61,10 @@ class LowRank:
             for suffix in suffixes
         ]
         if self.pairs == 1:
-            return self.scale * images[0]
+            residue = getattr(self, "lora_residue", None)
+            if residue is None:
+                return self.scale * images[0]
+            return self.scale * (images[0] + self._down(x, residue))
         shares = self._down(x, self.lora_mixer).softmax(self.axis).split(1, self.axis)
         weighted = [share * image for share, image in zip(shares, images, strict=True)]
         return self.scale * sum(weighted[1:], weighted[0])
@@ -139,7 +143,7 @@ def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
     module: nn.Module,
     head: str,
     seed: int,
-    rank: Count = 8,
+    rank: Count | tuple[Count, ...] = 8,
     alpha: Positive = 16.0,
     layers: tuple[str, ...] = ("q", "v"),
     pairs: Count = 1,
@@ -150,12 +154,14 @@ def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
     A layer's own name, such as q_proj, and `all-linear` are roles too, as in peft. With `rslora`
     the scale is alpha / sqrt(rank) (Kalajdzievski, arXiv:2312.03732). Several `pairs` have a mixer.
     B is zero at the start, so that the network is the pretrained one bit for bit; A and the mixer
-    are drawn from `seed`, as PyTorch draws a linear map.
+    are drawn from `seed`, as PyTorch draws a linear map. Of several ranks, which are dealt to
+    clients, the network has the largest.
 
     Raises:
         ValueError: For roles that no layer has, or a rank that is too large for a layer.
     """
     # ---- Step 1: which layers have the roles.
+    rank = max(rank) if isinstance(rank, tuple) else rank
     roles_by_layer = dict(_layer_roles(module, head, layers))
     all_roles = {role for roles in roles_by_layer.values() for role in roles}
     all_roles |= {name.rpartition(".")[2] for name in roles_by_layer} - {*ROLES}
@@ -179,11 +185,9 @@ def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
         if adapted_blocks:
             layer: Any = module.get_submodule(name)
             rows = len(layer.weight) // len(roles)
-            largest_rank = min(rows, layer.weight[0].numel())
-            if rank > largest_rank:
-                raise ValueError(
-                    f"adapter.rank={rank} is more than {name} has room for, {largest_rank}"
-                )
+            room = min(rows, layer.weight[0].numel())
+            if rank > room:
+                raise ValueError(f"adapter.rank={rank} is more than {name} has room for, {room}")
             _add_low_rank(
                 layer,
                 rank=rank,
@@ -193,6 +197,18 @@ def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
                 pairs=pairs,
                 generator=generator,
             )
+
+
+def lora_with_residue(module: nn.Module, head: str, seed: int, **options: Any) -> None:
+    """Adapt by `lora`, and add a matrix of the shape of B A to each layer, zero at first."""
+    lora(module, head, seed, **options)
+    for layer in module.modules():
+        if isinstance(layer, LoRALinear):
+            rows = layer.out_features // layer.blocks
+            shape = (len(layer.adapted_blocks), rows, layer.in_features)
+            layer.lora_residue = nn.Parameter(torch.zeros(shape))
+        elif isinstance(layer, LoRAConv2d):
+            layer.lora_residue = nn.Parameter(torch.zeros_like(layer.weight))
 
 
 def _do_nothing(*_: Any) -> None:

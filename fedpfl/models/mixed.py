@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.checks import checked_arguments
+from fedpfl.ground.dealing import Assign
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.ranges import Count, Positive
 from fedpfl.ground.records import Record
@@ -26,7 +27,7 @@ class Mixed(Checked):
 
     kinds: tuple[str | dict[str, Any], ...] = ("mlp", "cnn4", "resnet8")
     features: Count | None = None
-    assign: Literal["cycle", "random", "device"] | dict[str, str] = "cycle"
+    assign: Assign = "cycle"
     shares: tuple[Positive, ...] | None = None
     common: str | dict[str, Any] | None = None
     # Keys of one network; each kind has its own.
@@ -55,39 +56,6 @@ class Mixed(Checked):
         """Return a word for each kind, with its number where a name is there twice."""
         names = [name for name, _ in self.networks]
         return [f"{name}_{i}" if names.count(name) > 1 else name for i, name in enumerate(names)]
-
-    def assign_kinds(self, names: Sequence[str], seed: int, speeds: Sequence[float]) -> list[int]:
-        """Return the kind of each client of the partition, newcomers among them.
-
-        Args:
-            names: Of the clients.
-            seed: Of assign=random.
-            speeds: Of the clients' devices, for assign=device: the slowest have the first kind.
-
-        Raises:
-            FedpflError: There are no devices, or a client or kind is unknown.
-        """
-        count, clients = len(self.kinds), len(names)
-        if self.assign == "cycle":
-            return [client % count for client in range(clients)]
-        if isinstance(self.assign, dict):
-            labels = self.labels
-            wrong = [name for name in {**self.assign, **dict.fromkeys(names)} if name not in names]
-            wrong += [name for name in names if self.assign.get(name) not in labels]
-            if wrong:
-                raise FedpflError(
-                    f"model.assign must name one of {', '.join(labels)} for each client, and has"
-                    f" {self.assign.get(wrong[0])} for {wrong[0]}"
-                )
-            return [labels.index(self.assign[name]) for name in names]
-        if self.assign == "device" and not speeds:
-            raise FedpflError("model.assign=device goes by clients' devices; use system=simulated")
-        order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed))
-        if self.assign == "device":
-            order = torch.tensor(speeds, dtype=torch.float64).argsort(stable=True)
-        ends = torch.tensor(self.shares or [1.0] * count, dtype=torch.float64).cumsum(0)
-        ends = (clients * ends / ends[-1]).round()
-        return torch.bucketize(order.argsort(), ends, right=True).tolist()
 
 
 def _read_network(choice: str | dict[str, Any], key: str) -> tuple[str, Record]:

@@ -33,6 +33,8 @@ class Parts:
     kind: of the network, a row of `kinds`: the initial parameters of all kinds, where clients have
         networks of several (model=mixed); () where they have not. common: the initial parameters of
         a network beside it that all clients have alike; {} without.
+    pairs: how many low-rank ones an adapted layer has (adapter=lora); 0 without. ranks: of each
+        client's, newcomers last; () where all have the same.
     wire: traces the wiring.
     """
 
@@ -54,6 +56,7 @@ class Parts:
     kind: int = 0
     kinds: tuple[Tree, ...] = field(default=(), compare=False, repr=False)
     common: Tree = field(default_factory=dict, compare=False, repr=False)
+    ranks: tuple[int, ...] = ()
     statistics: Tree = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -47,6 +47,7 @@ METHOD_TITLES = read_titles(
     "fd fedgh fedtgp "
     "fedcp fedselect pspfl seqfededt random_dropout fjord heterofl fedrolex flexfl hermes fedmp "
     "prunefl fedspu pfedsd fedphp fedcac fedpurin subflot ffa_lora fedsa_lora sdflora fedalt "
+    "hetlora flexlora raflora flora fedex_lora "
     "fedobp_adaptive fedobp",
 )
 DATASET_TITLES = read_titles("dataset")

@@ -52,7 +52,8 @@ from fedpfl.engine.training.participation import find_train_job, run_participati
 from fedpfl.ground import tree
 from fedpfl.ground.records import Record
 from fedpfl.methods import Method
-from fedpfl.models import ADAPTERS, Net
+from fedpfl.models import Net
+from fedpfl.models.adapter import lora, lora_with_residue
 from fedpfl.models.norm import BatchNorm2d
 from fedpfl.testing.answers import with_checked_answers
 from fedpfl.testing.promises import Trial, Unkept
@@ -67,6 +68,8 @@ LOOP = Engine("loop", workers=2)
 TRAIN = (40, 7, 33, 2, 65, 1)
 TEST = (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
+RANKS = (1, 2, 2, 1, 2, 2)
+"""Of the clients' low-rank pairs, where a method takes ranks that differ."""
 EVERYONE = list(range(6))
 AGREE = {"atol": 2e-6, "rtol": 1e-4}
 
@@ -93,22 +96,22 @@ class Tiny(nn.Module):
         return self.classifier(torch.tanh(self.fc(x.flatten(1))))
 
 
-def tiny(norm: bool = False, seed: int = 1, pairs: int = 0) -> Net:
+def tiny(norm: bool = False, seed: int = 1, pairs: int = 0, has_residue: bool = False) -> Net:
     """Return a Tiny network, the same for the same seed.
 
     Args:
         norm: whether it has BatchNorm.
         seed: of its initial values.
         pairs: low-rank ones in each layer but the head, if any.
+        has_residue: whether these layers have a residue.
     """
     # A module draws from the generator of the process, which stays as it was.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = Tiny(norm)
     if pairs:
-        ADAPTERS["lora"](
-            module, "classifier", seed, rank=2, alpha=4.0, layers=("conv", "linear"), pairs=pairs
-        )
+        adapt = lora_with_residue if has_residue else lora
+        adapt(module, "classifier", seed, rank=2, alpha=4.0, layers=("conv", "linear"), pairs=pairs)
     return Net(module, sample=(1, 8, 8), rounds=len(COHORTS))
 
 
@@ -310,7 +313,7 @@ class MethodTrial(Trial):
         backend = make_backend(LOOP, net, CPU)
         train_backend = backend
         if is_elsewhere:
-            stray_net = tiny(seed=2, pairs=self._pairs)
+            stray_net = self.net(seed=2)
             stray_states, _ = play_rounds(method, stray_net, tiny_federation(), COHORTS[1:])
             backend.evaluate(EvalCall(method, tiny_federation(), stray_states[-1], EVERYONE))
             # In turns, global draws would come in another order.
@@ -328,9 +331,10 @@ class MethodTrial(Trial):
         losses = [outcome.loss for outcome in outcomes]
         return digest_leaves({"evaluation": evaluations, "state": states, "loss": losses})
 
-    def net(self, norm: bool = False) -> Net:
+    def net(self, norm: bool = False, seed: int = 1) -> Net:
         """Return the network that it is tried on."""
-        return tiny(norm, pairs=self._pairs)
+        net = tiny(norm, seed, self._pairs, self.method.has_residue)
+        return net.with_facts(ranks=RANKS) if self.method.takes_ranks else net
 
     def play_cohorts(self, engine: str, norm: bool = False) -> tuple[list[State], list[Outcome]]:
         """Return states and outcomes of two rounds, which are not to be changed."""

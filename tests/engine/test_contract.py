@@ -223,7 +223,8 @@ def refuses_frozen_networks_only_where_it_cuts(named: NamedTrial) -> None:
     refusal = r"a network of which parts are frozen has no sub-models; set adapter=none$"
     refused = pytest.raises(FedpflError, match=refusal)
     with refused if named.name in CUTS_NEURONS else nullcontext():
-        make_initial_state(named.method, tiny(pairs=named.method.pairs or 1), len(EVERYONE), CPU)
+        net = MethodTrial(named.method, named.method.pairs or 1).net()
+        make_initial_state(named.method, net, len(EVERYONE), CPU)
 
 
 def test_every_configuration_file_setting_and_expectation_belongs_to_a_method():
@@ -240,10 +241,9 @@ def test_every_configuration_file_setting_and_expectation_belongs_to_a_method():
 
 
 @cache
-def fedavg_states(engine: str, pairs: int) -> list[Any]:
-    return record_rounds(
-        METHODS["fedavg"](), tiny(pairs=pairs), tiny_federation(), COHORTS, engine=engine
-    )[0]
+def fedavg_states(engine: str, pairs: int, has_residue: bool) -> list[Any]:
+    net = tiny(pairs=pairs, has_residue=has_residue)
+    return record_rounds(METHODS["fedavg"](), net, tiny_federation(), COHORTS, engine=engine)[0]
 
 
 def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
@@ -257,7 +257,8 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     calls: list[TrainCall | EvalCall] = []
     for seed, (other, federation, cohort) in enumerate(runs):
         own = named.trial.play_cohorts(engine)[0]
-        states = own if other is method else fedavg_states(engine, method.pairs)
+        of_fedavg = fedavg_states(engine, method.pairs, method.has_residue)
+        states = own if other is method else of_fedavg
         state = states[1 + seed % 2]
         calls.append(TrainCall(other, federation, state, cohort, LOCAL, Draws(seed, "train", 2)))
         calls.append(EvalCall(other, federation, state, cohort[1:], tuning))

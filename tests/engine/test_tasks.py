@@ -14,8 +14,9 @@ import fedpfl
 from fedpfl.config.plan import check_config
 from fedpfl.data.datasets import load_samples
 from fedpfl.ground.tasks import MULTILABEL, REGRESSION, SURVIVAL, find_task
-from fedpfl.methods import METHODS
-from fedpfl.models import ADAPTERS, Net
+from fedpfl.methods import METHODS, Method
+from fedpfl.models import Net
+from fedpfl.models.adapter import lora, lora_with_residue
 from fedpfl.record.columns import round_columns
 from fedpfl.report import html
 from fedpfl.report.load import runs
@@ -119,13 +120,14 @@ def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
     assert "a.csv: y must be 0 and 1" in one_line(lambda: two("multilabel"))
 
 
-def make_net(classes: int, pairs: int) -> Net:
+def make_net(classes: int, method: Method) -> Net:
     torch.manual_seed(1)
     module = Tiny()
     module.classifier = nn.Linear(12, classes)
-    if pairs:
-        options = {"rank": 2, "alpha": 4.0, "layers": ("conv", "linear"), "pairs": pairs}
-        ADAPTERS["lora"](module, "classifier", 1, **options)
+    if method.pairs:
+        options = {"rank": 2, "alpha": 4.0, "layers": ("conv", "linear"), "pairs": method.pairs}
+        adapt = lora_with_residue if method.has_residue else lora
+        adapt(module, "classifier", 1, **options)
     return Net(module, sample=(1, 8, 8), rounds=2)
 
 
@@ -143,7 +145,7 @@ def test_every_method_trains_on_labels_of_each_task_or_says_that_it_needs_classe
     tasks = ((several, 3), (number, 1), (times, 1))[: 2 if scores_samples else 3]
     for y, classes in tasks:
         federation = dataclasses.replace(whole, y=y, classes=classes)
-        net, told = make_net(classes, method.pairs), {}
+        net, told = make_net(classes, method), {}
         for backend in BACKENDS:
             cohorts = [[0, 2, 3, 5], [0, 1, 4, 5]]
             states, outcomes = record_rounds(method, net, federation, cohorts, engine=backend)

@@ -23,6 +23,9 @@ SIZE = BODY + HEAD
 NEURONS = 4 + 12
 LORA_A, LORA_B = 2 * (9 + 36), 2 * (4 + 12)  # of rank 2, in conv and fc
 LORA = LORA_A + LORA_B
+RESIDUE = 4 * 9 + 12 * 36
+# Clients 0, 2, 3, 5 have ranks 1, 2, 1, 2, and 0, 1, 4, 5 ranks 1, 2, 2, 2
+OWN_RANKS = (6 * LORA // 2 + COHORT * HEAD, 7 * LORA // 2 + COHORT * HEAD)
 PROTOTYPES = CLASSES * FEATURES
 SIMPLEX = SIZE + 2 * PROTOTYPES
 # Of 4 numbers of noise and 8 hidden neurons
@@ -136,6 +139,8 @@ EXPECTED |= {
     "feddpa": Expect(first_time=GLOBAL),
     "feddyn": Expect(first_time=GLOBAL, private="dual"),
     # The three others that trained last; a weight for the own model and each of four candidates
+    # Two matrices of the products' shapes beside the pairs
+    "fedex_lora": Expect(tuple(own + COHORT * RESIDUE for own in OWN_RANKS), OWN_RANKS),
     "fedfomo": own_models((0, RETURNING * 3 * SIZE), SIZE + 5),
     "fedgen": Expect(SIZE + GENERATOR + CLASSES, SIZE + CLASSES, first_time=GLOBAL),
     "fedgh": each_own(None, private="body"),
@@ -182,6 +187,8 @@ EXPECTED |= {
     "ffa_lora": Expect(LORA_B + HEAD),
     "fjord": own_models(FIVE_WIDTHS, first_time={}),
     "flexfl": own_models(None, first_time={}),
+    "flexlora": Expect(OWN_RANKS),
+    "flora": Expect(HEAD + RESIDUE, OWN_RANKS),
     "floco": Expect(SIZE + 9 * PROTOTYPES),  # ten endpoints of the head's weight
     # After the first round all train once more, from which each has a place among three endpoints.
     "floco_plus": Expect(
@@ -197,6 +204,7 @@ EXPECTED |= {
     "heterofl": own_models(
         FALLING_WIDTHS, up_bits=CLASSES, first_time={"initial": {"scaler": True}}
     ),
+    "hetlora": Expect(OWN_RANKS),
     "ifca": each_own(2 * SIZE, SIZE, up_bits=2),
     "knn_per": Expect(first_time=GLOBAL),
     "lg_fedavg": each_own(HEAD, private="own"),
@@ -214,6 +222,7 @@ EXPECTED |= {
         first_time=GLOBAL,
         private="score",
     ),
+    "raflora": Expect(OWN_RANKS),
     "random_dropout": Expect(THREE_WIDTHS, down_bits=NEURONS, judged="anew", first_time=GLOBAL),
     "scaffold": Expect(2 * SIZE, first_time=GLOBAL, private="control"),
     "sdflora": Expect(LORA // 2, private="own"),
@@ -239,6 +248,7 @@ feddbe kappa=0.0 bias_lr=0.0 => fedavg
 fd lam=0.0 => local_only
 feddpa threshold=1.0 lam2=0.0 => fedavg
 feddpa threshold=0.4 rule='quantile' train='joint' => fedobp q=0.4 score='fisher' scope='tensor' cold_start='global'
+fedex_lora => fedavg | single
 fedfomo candidates=0 fallback='keep' => local_only
 fedgen alpha=0.0 beta=0.0 => fedavg
 fedmp widths=(1.0,) first='current' => fedavg statistics='local' | cohort
@@ -261,12 +271,14 @@ fedselect alpha=0.0 => fedavg statistics='local' | nobody equal
 fedspu widths=(1.0,) => fedavg statistics='local' | cohort
 fjord widths=(1.0,) => fedavg statistics='local' | cohort
 flexfl levels=(1.0,) devices=(1,) => fedavg statistics='local' | cohort
+flexlora => sdflora share=1.0 head='averaged'
 floco endpoints=1 tau=1 => fedavg
 floco_plus endpoints=1 pers_epochs=2 lam=0.7 => ditto lam=0.7 | atol=0.0001
 fedtgp lam=0.0 judge='head' => local_only
 flute l1=0.0 l2=0.0 l3=0.0 server_lr=0.0 rep_epochs=2 => fedper
 hermes widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 heterofl widths=(1.0,) scaler=True masked=False => fedavg statistics='local' | cohort equal
+hetlora weighting='samples' => fedavg
 ifca clusters=1 => fedavg
 knn_per lam=1.0 capacity=0 => fedavg
 lg_fedavg layers=3 => fedavg statistics='local'
@@ -277,6 +289,7 @@ pfedsd lam=0.0 => fedavg statistics='local' | nobody
 prunefl widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 pspfl q=1.0 => fedavg statistics='local' | nobody
 pspfl q=0.9 upload='all' => fedobp q=0.9 score='gradient' norm='none' cold_start='global' statistics='local' | nobody
+raflora => flexlora
 random_dropout widths=(1.0,) => fedavg
 sdflora share=1.0 merge='averaged' head='averaged' => fedavg
 sdflora share=0.0 statistics='local' => local_only

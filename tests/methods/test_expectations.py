@@ -44,7 +44,8 @@ def play_two_rounds(
 ) -> tuple[list[State], list[Outcome]]:
     """Return states and outcomes of two rounds with BatchNorm, which nobody changes."""
     federation, cohorts = FEDERATIONS[clients]
-    return record_rounds(method, tiny(norm=True, pairs=pairs), federation, cohorts, engine=engine)
+    net = tiny(norm=True, pairs=pairs, has_residue=method.has_residue)
+    return record_rounds(method, net, federation, cohorts, engine=engine)
 
 
 @cache
@@ -52,7 +53,8 @@ def evaluate_all(method: Method, pairs: int, clients: str, engine: str, played: 
     """Evaluate every client after so many of these rounds."""
     federation, _ = FEDERATIONS[clients]
     state = play_two_rounds(method, pairs, clients, engine)[0][played]
-    runner = make_backend(as_engine(engine), tiny(norm=True, pairs=pairs), CPU)
+    net = tiny(norm=True, pairs=pairs, has_residue=method.has_residue)
+    runner = make_backend(as_engine(engine), net, CPU)
     return runner.evaluate(EvalCall(method, federation, state, list(range(federation.clients))))
 
 

@@ -33,8 +33,8 @@ from fedpfl.remote.download import NotSentError
 from fedpfl.remote.node import Node, NodePolicy
 from fedpfl.remote.schedule import Schedule
 from fedpfl.remote.server import FederateSettings, InProcessGrid, RemoteBackend
-from fedpfl.testing.toy import tiny_federation
-from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, tiny
+from fedpfl.testing.toy import MethodTrial, tiny_federation
+from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method
 from tests.remote.grids import Overheard
 
 KEY = {"configuration": "abc-seed0", "data": "123", "version": "1"}
@@ -61,7 +61,7 @@ class Played:
 
     def __init__(self, method: Method, shares: bool = False, nodes: int = 2, **own):
         self.shares, self.method = shares, method
-        self.net, self.federation = tiny(norm=True, pairs=method.pairs), tiny_federation()
+        self.net, self.federation = MethodTrial(method).net(norm=True), tiny_federation()
         made = {number: self.node(range(number, 6, nodes)) for number in range(nodes)}
         self.grid = InProcessGrid(made)
         own = FederateSettings(timeout=0.01, share_states=shares, **own)
@@ -72,7 +72,7 @@ class Played:
         return make_initial_state(self.method, self.net, 6, CPU)
 
     def node(self, clients, folder=None, key=KEY) -> Node:
-        backend = make_backend(LOOP, tiny(norm=True, pairs=self.method.pairs), CPU)
+        backend = make_backend(LOOP, MethodTrial(self.method).net(norm=True), CPU)
         schedule = Schedule(RoundSetup(backend, self.method, self.federation, ONE, 0), 9, EVERY)
         folder = folder or Path(tempfile.mkdtemp(dir=FOLDER.name))
         return Node(schedule, key, clients, folder, NodePolicy(self.shares))
@@ -95,7 +95,7 @@ def judged(backend, method, state):
 @cache
 def in_one_place(method: Method, *cohorts: tuple[int, ...]):
     """What the loop backend makes of it: the state, the outcomes, and an evaluation in the end."""
-    backend = make_backend(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
+    backend = make_backend(LOOP, MethodTrial(method).net(norm=True), CPU)
     setup = RoundSetup(backend, method, tiny_federation(), ONE, 0)
     state, outcomes = make_initial_state(method, backend.net, 6, CPU), []
     for cohort in cohorts:

@@ -139,6 +139,15 @@ class Method(Checked):
     states that the server's hooks read, have one form for all; these hooks see no others.
     """
 
+    takes_ranks: ClassVar[bool] = False
+    """Whether ranks of clients' low-rank pairs may differ (`Parts.ranks`).
+
+    Such runs of other methods are refused.
+    """
+
+    has_residue: ClassVar[bool] = False
+    """Whether adapted layers have `lora_residue` beside a pair, a matrix that is added to B A."""
+
     pools_samples: ClassVar[bool] = False
     """Whether one client trains in the cohort's place, on the samples of all clients.
 

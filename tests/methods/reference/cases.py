@@ -20,6 +20,7 @@ from tests.conftest import CPU, LOCAL, tiny
 from tests.methods.reference import groups, heads, kinds, masks, models, plain, submodels
 from tests.methods.reference.conftest import (
     COHORTS,
+    RANKS,
     SEED,
     draw_order,
     draw_randoms,
@@ -310,6 +311,29 @@ add(lambda s, a: models.by_name(s, is_moving=is_b), FROZEN, "lora1")
 add(lambda s, a: models.fedalt(s), {"fedalt": m.FedALT()}, "lora2")
 add(lambda s, a: models.fedalt(s, drawn_pairs), {"fedalt-own": m.FedALT("own")}, "lora2")
 add(lambda s, a: models.sdflora(s), {"sdflora": m.SDFLoRA(0.5)}, "lora1")
+
+
+def drawn_factors(t: int, i: int) -> Any:
+    """What FLoRA draws for a client in a round, by the engine's generator."""
+    server = {"model": tiny(pairs=1).params}
+    return m.FLoRA().sample(server, Draws(SEED, "train", t).server(i))["drawn"]
+
+
+def model_and_residue(report: RoundReport) -> Any:
+    return {**report.state.server["model"], **report.state.server["residue"]}
+
+
+RANKED: dict[str, Any] = {
+    "flexlora": (models.flexlora, m.FlexLoRA()),
+    "raflora": (models.raflora, m.RaFLoRA()),
+    "hetlora": (models.hetlora, m.HetLoRA()),
+    "flora": (partial(models.flora, drawn=drawn_factors), m.FLoRA()),
+    "fedex_lora": (models.fedex_lora, m.FedExLoRA()),
+}
+for name, (loops, method) in RANKED.items():
+    words = "lora1 ranks residue" if method.has_residue else "lora1 ranks"
+    play = lambda s, a, loops=loops: loops(s, RANKS)  # noqa: E731
+    add(play, {name: method}, words, shared=model_and_residue)
 
 # Features and heads
 

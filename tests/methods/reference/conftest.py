@@ -15,6 +15,8 @@ from tests.methods.reference import models, plain
 SEED = 3
 COHORTS = [[0, 2, 5, 9], [1, 2, 3], [0, 5, 7, 9]]
 """Client 2 trains twice in a row, others after a pause, 7 in round 3 alone; 9 has one sample."""
+RANKS = (1, 2, 1, 2, 1, 2, 2, 1, 2, 1)
+"""Of low-rank pairs: in round 1 three clients of four have rank 1, later one of three, two of four."""
 ADAPTER_SCALE = 2.0  # alpha 4 of rank 2
 
 
@@ -60,12 +62,15 @@ def describe_setting(net: Net, federation: Federation, pairs: int = 0) -> plain.
 def make_world(name: str) -> tuple[Net, Federation, plain.Setting]:
     """Make a world of these words, which nobody changes.
 
-    norm: with BatchNorm. lora1, lora2: pairs of adapters. held: with validation samples.
+    norm: with BatchNorm. lora1, lora2: pairs of adapters. residue: beside these. ranks: that
+    differ. held: with validation samples.
     moving: everybody makes a step. alike: neurons begin alike.
     """
     words = name.split()
     pairs = next((int(word[4:]) for word in words if word.startswith("lora")), 0)
-    net = tiny(norm="norm" in words, pairs=pairs)
+    net = tiny(norm="norm" in words, pairs=pairs, has_residue="residue" in words)
+    if "ranks" in words:
+        net = net.with_facts(ranks=RANKS)
     federation = make_federation((*TRAIN[:-1], 12) if "moving" in words else TRAIN, TEST)
     if "held" in words:
         federation = hold_out_quarter(federation)

@@ -6,12 +6,14 @@ Algorithm 1), 1910.06378 (SCAFFOLD), 2103.16257 (MOON, Algorithm 1), ECML PKDD 2
 TPDS 34(2), 2023 (pFedSD), 2006.08848 (pFedMe, Algorithm 1), 2002.07948 (Per-FedAvg, Algorithm 1),
 2003.13461 (APFL, Algorithm 1; alpha as in the authors' code), 2212.01197 (FedALA), 2103.04628
 (pFedHN), 2111.09360 (kNN-Per), 2001.01523 (LG-FedAvg); over adapters 2410.01463 (FedSA-LoRA),
-2403.12313 (FFA-LoRA), 2503.11880 (FedALT), 2601.11219 (SDFLoRA, as far as it could be read).
+2403.12313 (FFA-LoRA), 2503.11880 (FedALT), 2601.11219 (SDFLoRA, as far as it could be read),
+2402.11505 (FlexLoRA), 2602.13486 (raFLoRA), 2401.06432 (HetLoRA), 2409.05976 (FLoRA), 2410.09432
+(FedEx-LoRA).
 """
 
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -593,6 +595,8 @@ class Layer(nn.Module):
                 votes[:, [place]] / votes.sum(1, keepdim=True) for place in range(len(products))
             ]
             products = [own * share for own, share in zip(products, shares, strict=True)]
+        if hasattr(self, "lora_residue"):
+            products.append(self._matrix("lora_residue") @ columns)
         y = y + self.scale * sum(products)
         height = x.shape[-1] - self.side + 1
         return y.unflatten(-1, (height, height)) if self.side else y.squeeze(-1)
@@ -666,6 +670,10 @@ def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Re
     return plain.play(s, local, begin, merge, personal=mixture)
 
 
+def matrix(value: Tensor, layer: str) -> np.ndarray:
+    return (value.flatten(1) if layer == "conv" else value[0]).double().numpy()
+
+
 AXES = {"conv.lora_A": 0, "conv.lora_B": 1, "fc.lora_A": 1, "fc.lora_B": 2}
 """Along which the rank runs."""
 
@@ -691,9 +699,6 @@ def sdflora(s: Setting) -> Result:
         keep(turn.i, end)
         return end
 
-    def matrix(value: Tensor, layer: str) -> np.ndarray:
-        return (value.flatten(1) if layer == "conv" else value[0]).double().numpy()
-
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         sent = {i: end | cut(end, 0, 1) for i, end in trained.items()}
         new, total = plain.average(s, sent), sum(len(s.clients[i].y) for i in trained)
@@ -712,3 +717,162 @@ def sdflora(s: Setting) -> Result:
         keep(i, s.initial)
     shared = s.initial | cut(s.initial, 0, 1)
     return plain.play(s, local, begin, merge, after=lambda i, end: end, shared=shared)
+
+
+# Ranks by client: whoever has a rank trains a network of that rank
+
+
+LAYERS = ("conv", "fc")
+Merge = Callable[[Weights, dict[int, Weights], dict[int, float]], dict[str, Any]]
+
+
+def cut(weights: Weights, rank: int) -> Weights:
+    return weights | {name: weights[name].narrow(axis, 0, rank) for name, axis in AXES.items()}
+
+
+def padded(weights: Weights, like: Weights) -> Weights:
+    """With zeros where the client has no rank."""
+    new = dict(weights)
+    for name, axis in AXES.items():
+        new[name] = torch.zeros_like(like[name])
+        new[name].narrow(axis, 0, weights[name].shape[axis]).copy_(weights[name])
+    return new
+
+
+def product(weights: Weights, layer: str) -> np.ndarray:
+    a, b = (matrix(weights[f"{layer}.lora_{factor}"], layer) for factor in "AB")
+    return b @ a
+
+
+def with_ranks(
+    s: Setting,
+    ranks: Sequence[int],
+    merge: Merge,
+    receive: Callable[[Turn], Weights] | None = None,
+    draw: Callable[[Turn, Weights], Weights] = lambda turn, weights: weights,
+) -> Result:
+    """merge: of the old weights, the trained ones and shares, what becomes of the adapted layers:
+    matrices of factors or of residues by name. receive: the whole weights that a client begins
+    with, before they are cut.
+    """
+
+    def held(turn: Turn) -> Weights:
+        return cut(receive(turn) if receive else turn.shared, ranks[turn.i])
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        is_moving = lambda name: is_trained(name) and "residue" not in name  # noqa: E731
+        return plain.train(s, w, turn, is_moving=is_moving)
+
+    def merge_all(old: Weights, trained: dict[int, Weights], t: int) -> Weights:
+        total = sum(len(s.clients[i].y) for i in trained)
+        shares = {i: len(s.clients[i].y) / total for i in trained}
+        heads = {
+            i: plain.pick(w, lambda name: name.startswith("classifier")) for i, w in trained.items()
+        }
+        new = old | plain.average(s, heads)
+        for name, value in merge(old, trained, shares).items():
+            new[name] = torch.as_tensor(value).float().reshape(old[name].shape)
+        return new
+
+    return plain.play(
+        s,
+        local,
+        lambda turn: cut(draw(turn, held(turn)), ranks[turn.i]),
+        merge_all,
+        personal=lambda turn: padded(held(turn), s.initial),
+    )
+
+
+def decompose(products: dict[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
+    new = {}
+    for layer, dense in products.items():
+        u, values, v = np.linalg.svd(dense)
+        for place in range(rank):
+            sign = np.sign(v[place][np.abs(v[place]).argmax()])
+            u[:, place] *= sign * values[place]
+            v[place] *= sign
+        new |= {f"{layer}.lora_A": v[:rank], f"{layer}.lora_B": u[:, :rank].copy()}
+    return new
+
+
+def mean_products(trained: dict[int, Weights], shares: dict[int, float]) -> dict[str, np.ndarray]:
+    return {
+        layer: sum(shares[i] * product(w, layer) for i, w in trained.items()) for layer in LAYERS
+    }
+
+
+def flexlora(s: Setting, ranks: Sequence[int]) -> Result:
+    return with_ranks(
+        s, ranks, lambda old, trained, shares: decompose(mean_products(trained, shares), 2)
+    )
+
+
+def raflora(s: Setting, ranks: Sequence[int]) -> Result:
+    def merge(old: Weights, trained: dict[int, Weights], shares: dict[int, float]) -> Any:
+        products = dict.fromkeys(LAYERS, 0.0)
+        for layer in LAYERS:
+            for place in range(2):
+                able = [i for i in trained if ranks[i] > place]
+                for i in able:
+                    a, b = (matrix(trained[i][f"{layer}.lora_{one}"], layer) for one in "AB")
+                    share = shares[i] / sum(shares[j] for j in able)
+                    products[layer] = products[layer] + share * np.outer(b[:, place], a[place])
+        return decompose(products, 2)
+
+    return with_ranks(s, ranks, merge)
+
+
+def hetlora(s: Setting, ranks: Sequence[int]) -> Result:
+    def merge(old: Weights, trained: dict[int, Weights], shares: dict[int, float]) -> Any:
+        new = {}
+        for layer in LAYERS:
+            norms = {i: np.linalg.norm(product(w, layer)) for i, w in trained.items()}
+            wide = {i: padded(w, old) for i, w in trained.items()}
+            for name in (f"{layer}.lora_A", f"{layer}.lora_B"):
+                rows = [norms[i] * wide[i][name].double() for i in trained]
+                new[name] = sum(rows) / sum(norms.values())
+        return new
+
+    return with_ranks(s, ranks, merge)
+
+
+def additions(weights: Weights, layer: str) -> np.ndarray:
+    """All that a client's layer adds to what is frozen."""
+    return matrix(weights[f"{layer}.lora_residue"], layer) + product(weights, layer)
+
+
+def flora(s: Setting, ranks: Sequence[int], drawn: Callable[[int, int], Weights]) -> Result:
+    def merge(old: Weights, trained: dict[int, Weights], shares: dict[int, float]) -> Any:
+        return {
+            f"{layer}.lora_residue": sum(
+                shares[i] * additions(w, layer) for i, w in trained.items()
+            )
+            for layer in LAYERS
+        }
+
+    return with_ranks(s, ranks, merge, draw=lambda turn, weights: weights | drawn(turn.t, turn.i))
+
+
+def fedex_lora(s: Setting, ranks: Sequence[int]) -> Result:
+    """What of the server's product a client has no rank for is in its residue."""
+
+    def receive(turn: Turn) -> Weights:
+        new = dict(turn.shared)
+        for layer in LAYERS:
+            name = f"{layer}.lora_residue"
+            rest = additions(turn.shared, layer) - product(cut(turn.shared, ranks[turn.i]), layer)
+            new[name] = torch.as_tensor(rest).float().reshape(new[name].shape)
+        return new
+
+    def merge(old: Weights, trained: dict[int, Weights], shares: dict[int, float]) -> Any:
+        new = {}
+        for name, axis in AXES.items():
+            missing = {i: old[name].narrow(axis, ranks[i], 2 - ranks[i]) for i in trained}
+            whole = [shares[i] * torch.cat((w[name], missing[i]), axis) for i, w in trained.items()]
+            new[name] = sum(whole)
+        for layer in LAYERS:
+            mean = sum(shares[i] * additions(w, layer) for i, w in trained.items())
+            new[f"{layer}.lora_residue"] = mean - product(new, layer)
+        return new
+
+    return with_ranks(s, ranks, merge, receive)
