@@ -519,8 +519,12 @@ def _make_sample_account(
 
     # ---- Step 2: rehearse training.
     # Refusals come before anything is written; phases are those of the clients.
-    rehearsal = engine.SamplingRehearsal(plan.method, net, federation, privacy.clip_length)
-    training = rehearsal.plan_training(plan.local)
+    rehearsals = [
+        engine.SamplingRehearsal(plan.method, kind, federation, privacy.clip_length)
+        for kind in net.nets
+    ]
+    # Networks of all kinds take the same steps.
+    *_, training = (rehearsal.plan_training(plan.local) for rehearsal in rehearsals)
     tuning: engine.ClientSteps = tuple(() for _ in training)
     tuned_rounds: tuple[int, ...] = ()
 
@@ -532,7 +536,8 @@ def _make_sample_account(
                 "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"
                 " eval.finetune_epochs=0"
             )
-        tuning = rehearsal.plan_tuning(partial(plan.eval.plan_tuning, plan.local))
+        plan_tuning = partial(plan.eval.plan_tuning, plan.local)
+        *_, tuning = (rehearsal.plan_tuning(plan_tuning) for rehearsal in rehearsals)
         rounds = range(1, settings.rounds + 1)
         tuned_rounds = tuple(
             number for number in rounds if plan.eval.should_finetune(number, len(rounds))

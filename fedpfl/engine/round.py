@@ -347,7 +347,7 @@ def _store_private(call: TrainCall, participation: Participation) -> None:
     """
     rows = call.state.rows
     clients = participation.client_ids.tolist()
-    if not rows.has_kinds or not clients:
+    if len(rows.initials) == 1 or not clients:
         return
     initial = rows.initial_of(clients[0])
     private: Entries = {}
@@ -619,7 +619,7 @@ def _make_turn_result(
     participation = trained.participation
     local_statistics = tree.select(participation.buffers, state.rows.common["buffers"])
     private: list[Entries] = []
-    if state.rows.has_kinds:
+    if len(state.rows.initials) > 1:
         private = [state.rows.take_private(client) for client in trained.clients]
     rows = {
         "before": participation.before,

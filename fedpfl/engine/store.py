@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import tempfile
@@ -111,7 +112,8 @@ class Rows:
     the entries alone that have one form in all.
 
     Attributes:
-        initial: One client's tree, of the first kind.
+        initials: One client's tree of each kind.
+        initial: That of the first kind.
         kinds: Of the clients' rows.
         common: By part the names of entries that have one form in all kinds.
         clients: How many there are.
@@ -137,10 +139,10 @@ class Rows:
         self.writes = 0
         self._store = storage.store
         self.folder = storage.folder
-        self._initials = [
+        self.initials = [
             tree.clone(tree.to(row, self._store.on(device))) for row in (initial, *other_kinds)
         ]
-        self.initial = self._initials[0]
+        self.initial = self.initials[0]
         self.common = {part: self._find_common(part) for part in initial}
         # In these entries of their states clients differ from the beginning, stacked.
         self._varied_entries = tree.map(
@@ -168,21 +170,22 @@ class Rows:
     def trees(self) -> list[Entries]:
         """Return all that is kept: blocks, the initial tree, and the entries that differ."""
         blocks = [block.rows for block in self._blocks]
-        return [*blocks, *self._initials, {"client": self._varied_entries}]
-
-    @property
-    def has_kinds(self) -> bool:
-        """Tell whether clients have rows of several kinds."""
-        return len(self._initials) > 1
+        return [*blocks, *self.initials, {"client": self._varied_entries}]
 
     def initial_of(self, client: int) -> Entries:
         """Return the initial tree of a client's kind."""
-        return self._initials[self.kinds[client]]
+        return self.initials[self.kinds[client]]
+
+    def without_writes(self) -> Rows:
+        """Return rows of the same kinds, of which no client has written one."""
+        rows = copy.copy(self)
+        rows._blocks, rows._position_of_client = [], {}
+        return rows
 
     def _find_common(self, part: str) -> list[str]:
         """Return the entries of a part that have one form in all kinds."""
         forms = [
-            {name: tree.specs(entry) for name, entry in row[part].items()} for row in self._initials
+            {name: tree.specs(entry) for name, entry in row[part].items()} for row in self.initials
         ]
         return [
             name for name in forms[0] if all(form.get(name) == forms[0][name] for form in forms)

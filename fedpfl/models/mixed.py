@@ -116,6 +116,10 @@ class MixedNet(Net):
         """Return the network of each kind."""
         return self._nets
 
+    def copy(self) -> Net:
+        """See Net."""
+        return MixedNet([net.copy() for net in self._nets], self.kinds)
+
 
 def build_kinds(mixed: Mixed, build: Callable[..., Net]) -> list[Net]:
     """Build the network of each kind, beside the one that clients have in common.

@@ -139,7 +139,12 @@ def _make_metric(tasks: str, **values: Any) -> Metric:
 
 METRICS = _read_metrics()
 """By name, in the order of the file; columns of single methods are not among them."""
-CLIENT_COLUMNS = ("round", "client", "name", "unseen", "attacker", "train", "validation", "test")
+KIND_COLUMNS = ("kind", "parameters", "flops", "bits_down", "bits_up")
+"""Columns of clients.csv where clients have networks of several kinds."""
+CLIENT_COLUMNS = (
+    *("round", "client", "name", "unseen", "attacker", "train", "validation", "test"),
+    *KIND_COLUMNS,
+)
 """Columns of files of a run that are no metrics."""
 
 

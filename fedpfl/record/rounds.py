@@ -56,7 +56,7 @@ def parse_cells(text: str) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-TEXT_COLUMNS = ("name",)
+TEXT_COLUMNS = ("name", "kind")
 """Columns that hold no numbers."""
 
 

@@ -14,7 +14,6 @@ import torch
 from fedpfl.config.run import Run
 from fedpfl.engine import State, make_backend, make_initial_state
 from fedpfl.engine.calls import Call, EvalCall, Participation
-from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.tree import Tree
@@ -166,7 +165,7 @@ class Node:
         else:
             row = self._load_row(client, question.round, question.participated)
         initial = self._initial_state
-        rows = Rows(initial.rows.initial, {}, initial.rows.clients, initial.rows.device)
+        rows = initial.rows.without_writes()
         rows.put_([client], tree.repeat(row, 1))
         server = trees["server"] if question.shares else initial.server
         overlay = tree.repeat(trees.get("laid", {}), 1)
@@ -203,7 +202,7 @@ class Node:
     def _keep_model(self, call: EvalCall, client: int, model: dict[str, Tree]) -> None:
         """Write the evaluated model of a client, as `fedpfl export` would."""
         federation = call.federation
-        net = self._backend.net
+        net = self._backend.net.nets[self._initial_state.rows.kinds[client]]
         entries = name_entries(call.method, net, model["params"], model["buffers"], federation)
         classes = federation.class_names or ()
         content = pack_entries(entries, describe_input(federation), classes)

@@ -409,7 +409,8 @@ class RemoteBackend(Backend):
     def _expected_form(self, call: Call) -> str:
         """Return the form that answers to a call of this kind must have."""
         asks = describe_call(call)
-        kind = f"{type(call).__name__} {asks.get('turn')} {asks.get('measures')}"
+        network = self._initial_state.rows.kinds[call.clients[0]]
+        kind = f"{type(call).__name__} {asks.get('turn')} {asks.get('measures')} {network}"
         if kind not in self._answer_forms:
             self._answer_forms[kind] = str(tree.specs(self._make_example(call)))
         return self._answer_forms[kind]

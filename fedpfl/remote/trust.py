@@ -51,7 +51,8 @@ class MessageLimits(NamedTuple):
     @classmethod
     def of_state(cls, initial_state: State) -> MessageLimits:
         """Return the limits of a run, by the state that it begins with."""
-        trees = (initial_state.server, initial_state.rows.initial, initial_state.server_buffers)
+        rows = initial_state.rows
+        trees = (initial_state.server, *rows.initials, initial_state.server_buffers)
         return cls(
             message_bytes=MAX_OVERHEAD + MAX_SIZE_RATIO * sum(map(tree.nbytes, trees)),
             entries=MAX_OVERHEAD + MAX_SIZE_RATIO * sum(map(tree.size, trees)),
@@ -101,7 +102,9 @@ def expect_answer(call: Call, net: Net, initial_state: State, shares_states: boo
     """
     # The fewest samples of which a step can be made take the least time.
     sizes = call.federation.train_sizes
-    client = int(sizes.where(sizes > 1, sizes.max()).argmin())
+    kinds = torch.tensor(initial_state.rows.kinds)
+    costs = sizes.where(sizes > 1, sizes.max())
+    client = int(costs.where(kinds == kinds[call.clients[0]], sizes.max() + 1).argmin())
     state = replace(call.state, rows=initial_state.rows)
     overlay = None if call.overlay is None else tree.take(call.overlay, slice(0, 1))
     example: Any = replace(call, state=state, clients=[client], overlay=overlay)
@@ -181,7 +184,7 @@ def check_trees(question: Question, trees: Any, initial_state: State) -> None:
     rows = initial_state.rows
     forms: dict[str, Tree] = {"shared": initial_state.server_buffers}
     if question.shares:
-        row = {part: rows.take(part, 0) for part in ("client", "buffers", "facts")}
+        row = {part: rows.take(part, question.client) for part in ("client", "buffers", "facts")}
         forms |= {"server": initial_state.server, "row": row, "laid": trees.get("laid", {})}
     for name, expected in forms.items():
         if read_form(trees.get(name, {})) != read_form(expected):

@@ -33,7 +33,7 @@ from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, make_tables_and_figu
 from fedpfl.record.columns import METRICS
 from fedpfl.report import claims, cleaning, listing, outcomes
 from fedpfl.report.compare import compare_groups, find_sides
-from fedpfl.report.fairness import fairness_table
+from fedpfl.report.fairness import fairness_table, kinds_table
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
@@ -243,6 +243,9 @@ def _show_tables(options: Namespace) -> None:
     _show_table("accuracy", table, options)
     if options.reference:
         _show_table("curves", curve_table(shown_runs, options.reference), options)
+    kinds = kinds_table(shown_runs)
+    if kinds.rows:
+        _show_table("kinds", kinds, options)
     if options.fairness:
         _show_table("fairness", fairness_table(shown_runs, options.interval), options)
 

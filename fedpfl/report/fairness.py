@@ -11,6 +11,7 @@ from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
 from fedpfl.ground.records import Record
+from fedpfl.record.columns import KIND_COLUMNS
 from fedpfl.report.grouping import Group, differing_values, groups, require_classes
 from fedpfl.report.power import describe_interval, half_width_over_clients
 from fedpfl.report.run import Run
@@ -37,6 +38,17 @@ COLUMNS |= {
     "round": Column("round", "whole", spare=4),
     "seeds": Column("seeds", "whole"),
     "status": Column("status", spare=5),
+}
+KIND_TABLE = {
+    **ROW_COLUMNS,
+    "kind": Column("kind of network"),
+    "clients": Column("clients", "whole"),
+    "accuracy": Column("mean", "percent", "accuracy"),
+    "gap": Column("below best kind", "percent", "accuracy"),
+    "parameters": Column("parameters", "short"),
+    "flops": Column("FLOPs", "short", "last evaluated round"),
+    "bits_down": Column("bits down", "short", "last evaluated round"),
+    "bits_up": Column("bits up", "short", "last evaluated round"),
 }
 CAPTION = (
     "Clients that take part and have test samples, at the last evaluation, by their personal "
@@ -199,6 +211,31 @@ def comparisons_table(
             seeds[comparison.group.title] = [run.seed for run in comparison.accuracies]
     caption = describe_interval(CAPTION.format(describe_seeds(seeds)), interval)
     return Table.of(records, COLUMNS, caption=caption, notes=notes, by=2)
+
+
+def kinds_table(runs: Iterable[Run]) -> Table:
+    """Make the table of kinds of networks, with a row per configuration and kind.
+
+    It has no row for runs with one network for all clients.
+    """
+    records = []
+    seeds = {}
+    for group in groups(run for run in runs if run.config["model"]["name"] == "mixed"):
+        frames = []
+        for run in group.reported_runs:
+            clients = run.participating_clients.reindex(columns=["seed", "accuracy", *KIND_COLUMNS])
+            frames.append(clients.assign(seed=run.seed).dropna(subset=["kind", "accuracy"]))
+        clients = pd.concat(frames, ignore_index=True)
+        accuracies = clients.groupby(["seed", "kind"])["accuracy"].mean().unstack()
+        for kind, own in clients.groupby("kind", sort=False):
+            record = {**row_cells(group), "kind": kind, "clients": len(own) / len(accuracies)}
+            record |= own[[*KIND_COLUMNS[1:]]].mean().to_dict()
+            gaps = accuracies.max(axis=1) - accuracies[kind]
+            record |= seed_statistics("accuracy", accuracies[kind].to_list())
+            records.append(record | seed_statistics("gap", gaps.to_list()))
+            seeds[group.title] = accuracies.index.to_list()
+    caption = f"Clients of each kind of network, at the last evaluation; {describe_seeds(seeds)}."
+    return Table.of(records, KIND_TABLE, title="Kinds of networks", caption=caption, by=2)
 
 
 def _client_accuracies(run: Run, column: str) -> pd.Series:

@@ -116,6 +116,8 @@ class Run:
         frame = read_numbers(self.path, "clients.csv", self.summary)
         if "client" not in frame:
             raise FedpflError(f"{self.path}: clients.csv lacks the column client")
+        if kinds := read_texts(self.path, "clients.csv", "kind", self.summary):
+            frame["kind"] = kinds
         counts = frame.filter(regex=r"^(client|train|validation|test|label_\d+)$").dropna(axis=1)
         return frame.astype(dict.fromkeys(counts, int))
 

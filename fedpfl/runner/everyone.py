@@ -9,6 +9,7 @@ import torch
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
+from fedpfl.ground import tree
 from fedpfl.ground.records import Record
 from fedpfl.ground.survival import estimate_survival
 from fedpfl.ground.tasks import CLASSIFICATION, SURVIVAL
@@ -110,6 +111,9 @@ class ClientTable:
                 row["unseen"] = int(is_newcomer)
             if run.adversary:
                 row["attacker"] = int(not is_newcomer and client in run.adversary.attackers)
+            if run.kinds:
+                net = run.net.nets[run.kinds[number]]
+                row |= {"kind": net.name, "parameters": tree.size(net.params)}
             row["train"] = int(federation.train_sizes[client])
             if federation.validation:
                 row["validation"] = len(federation.validation[client])

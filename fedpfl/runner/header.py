@@ -163,7 +163,6 @@ def format_header(run: Run, path: Path, backend_name: str, needs: ResourceNeeds)
         clients += f"; {idle} never train, for lack of samples"
     if run.newcomers:
         clients += f"; newcomers that never take part: {run.newcomers.clients}"
-    network = f"{config['model']['name']}: {tree.size(run.net.params):,} parameters"
 
     # ---- Step 2: a line for each fact that holds.
     facts = {
@@ -175,7 +174,7 @@ def format_header(run: Run, path: Path, backend_name: str, needs: ResourceNeeds)
         "partition": describe_choice(config["partition"]),
         "from iid": f"{run.heterogeneity} (0: none)",
         "method": describe_choice(config["method"]),
-        "model": f"{network}, {_describe_parts(run.net)}",
+        "model": "; ".join(map(_describe_network, run.net.nets)),
         "learnt": LEARNT_OF_SITES if federation.is_elsewhere else "",
         "shift": run.shift and str(run.shift),
         "devices": run.clock and describe_choice(config["system"]),
@@ -207,13 +206,14 @@ def _describe_labels(federation: Federation) -> str:
     return f"{federation.classes} {things}"
 
 
-def _describe_parts(net: Net) -> str:
-    """Describe the size and the layer of a network's head, and frozen entries."""
+def _describe_network(net: Net) -> str:
+    """Describe the size of a network, its head and frozen entries."""
     parts = net.parts
     text = "the head is unknown"
     if not parts.unclear:
         entries = tree.size(tree.select(net.params, parts.head))
         text = f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
+    text = f"{net.name}: {tree.size(net.params):,} parameters, {text}"
     if net.frozen:
         text += f"; {tree.size(net.frozen):,} frozen ones are sent once and not counted"
     return text

@@ -6,6 +6,7 @@ This is all that a run does. session.py writes, shows and saves each round.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,7 +20,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION
-from fedpfl.record.columns import CLIENT_PRIVACY, PRIVACY_SCOPE, round_columns
+from fedpfl.record.columns import CLIENT_PRIVACY, KIND_COLUMNS, PRIVACY_SCOPE, round_columns
 from fedpfl.runner.attendance import MODEL_COLUMNS, find_trained_clients
 from fedpfl.runner.evaluate import Evaluation, evaluate_clients
 from fedpfl.runner.faults import Diverged
@@ -122,6 +123,7 @@ def train_rounds(
         if (state.round % run.eval.every == 0 or is_last) and has_steps:
             on_evaluation(state.round)
             evaluation = _evaluate_everyone(run, backend, state, outcome, is_last)
+            evaluation.clients.update(_list_loads(run, outcome))
             row |= evaluation.row | measure_recovery(run, state.round, evaluation, evaluated_row)
             evaluated_row = dict(row)
 
@@ -155,6 +157,18 @@ def _evaluate_everyone(
     evaluation = evaluate_clients(run, backend, state, is_sent_nothing, is_last)
     seconds = time.monotonic() - start_time
     return evaluation._replace(row={**evaluation.row, "eval_seconds": seconds})
+
+
+def _list_loads(run: Run, outcome: engine.Outcome) -> dict[str, dict[int, float]]:
+    """Return what clients of each kind computed and moved in a round, by column and number."""
+    columns: dict[str, Counter[int]] = {}
+    for load in outcome.turn_loads if run.kinds else ():
+        numbers = [run.federation.partition_number(client) for client in load.clients]
+        values = {**load.traffic, "flops": load.flops[:, 0]}
+        for name in tree.select(values, KIND_COLUMNS[2:]):
+            counts = dict(zip(numbers, values[name].tolist(), strict=True))
+            columns.setdefault(name, Counter()).update(counts)
+    return {**columns}
 
 
 def _describe_global_draws(run: Run) -> list[str]:
@@ -202,7 +216,9 @@ def _train_cohort(
     )
     if run.clock:
         return engine.play_timed_round(run.clock, run.cohort, setup, state, cohort)
-    state, outcome = engine.play_round(setup, state, cohort)
+    # Costs by kind are counted here; nodes count none.
+    counts_flops = run.kinds and backend.name != "nodes"
+    state, outcome = engine.play_round(setup, state, cohort, {} if counts_flops else None)
     return state, outcome, {}
 
 

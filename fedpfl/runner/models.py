@@ -27,6 +27,7 @@ from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import run_evaluation
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
+from fedpfl.models import Net
 from fedpfl.runner.deploy import (
     InputScaling,
     InputScalingHook,
@@ -69,7 +70,8 @@ class Models(ABC):
         """
         run = self._run
         job = self._evaluated_job(client, finetuned)
-        return name_entries(run.method, run.net, job.params, job.buffers, run.federation)
+        net = self._find_net(client)
+        return name_entries(run.method, net, job.params, job.buffers, run.federation)
 
     def mask(self, client: int | str) -> dict[str, Tensor]:
         """Return masks of a client's personal entries by names of parameters."""
@@ -92,7 +94,7 @@ class Models(ABC):
         x = _require_form(samples, run.federation)
         logits = [torch.empty(0, *run.federation.shape.answer_axes, run.federation.classes)]
         with self._as_judged(client, finetuned) as job, torch.no_grad(), self._autocast():
-            bound = run.net.bind(job.buffers)
+            bound = self._find_net(client).bind(job.buffers)
             everything = make_batch(run.method, run.federation, x.to(run.device))
             for batch in everything.split() if len(x) else ():
                 logits.append(run.method.predict(bound, job.params, batch).float().cpu())
@@ -127,12 +129,15 @@ class Models(ABC):
         buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
         return copy_to_cpu(run.net.state_dict({**run.net.fixed, **values, **buffers}))
 
-    def network(self) -> nn.Module:
+    def network(self, client: int | str = 0) -> nn.Module:
         """Return a copy of the network as it was before round 1, for `load_state_dict`.
 
         It takes samples as the data set holds them (images: uint8), and scales them as in training.
+
+        Args:
+            client: its number or name, where clients have networks of several kinds.
         """
-        network = self._make_network()
+        network = self._make_network(self._find_net(client))
         network.register_forward_pre_hook(InputScalingHook(self._run.federation))
         return network
 
@@ -150,11 +155,12 @@ class Models(ABC):
         run = self._run
         scaling = InputScaling(run.federation)
         job = self._evaluated_job(client, finetuned)
-        if job.params.keys() == run.net.params.keys():
-            network = self._make_network()
+        net = self._find_net(client)
+        if job.params.keys() == net.params.keys():
+            network = self._make_network(net)
             network.load_state_dict(self.personal(client, finetuned))
             return PersonalNetwork(scaling, network).eval()
-        rule = PersonalRule(scaling, run.method, run.net.copy(), job.params, job.buffers)
+        rule = PersonalRule(scaling, run.method, net.copy(), job.params, job.buffers)
         return rule.cpu().eval()
 
     def client_number(self, client: int | str) -> int:
@@ -175,9 +181,14 @@ class Models(ABC):
     def _method_word(self) -> str:
         return f"method={self._run.config['method']['name']}"
 
-    def _make_network(self) -> nn.Module:
+    def _find_net(self, client: int | str) -> Net:
+        """Return the network of a client's kind."""
+        _, state, number = self._locate(client)
+        return self._run.net.nets[state.rows.kinds[number]]
+
+    def _make_network(self, net: Net) -> nn.Module:
         """Return a copy of the network before round 1; it takes scaled samples."""
-        net = self._run.net.copy()
+        net = net.copy()
         net.module.load_state_dict(net.state_dict({**net.fixed, **net.params, **net.buffers}))
         return net.module.cpu().eval()
 
@@ -204,11 +215,12 @@ class Models(ABC):
         )
         key = call.draws.hook_key(number)
         tuned_model = self._fine_tune(call) if finetuned else {}
+        net = self._find_net(client)
         with (
             reproducible_arithmetic(run.device, run.engine.precision),
-            track_global_draws(run.method, key, run.net.traits.draws),
+            track_global_draws(run.method, key, net.traits.draws),
         ):
-            job = next(run_evaluation(call, OneClient(number), run.net, self._autocast))
+            job = next(run_evaluation(call, OneClient(number), net, self._autocast))
             assert isinstance(job, EvalJob)
             yield replace(job, **tuned_model)
 

@@ -31,10 +31,14 @@ def estimate_needs(run: Run) -> ResourceNeeds:
     if run.account:
         run.account.check()  # calibrates the noise
 
-    # ---- Bytes of one client's state, with its statistics
-    server, client = run.method.init(run.net.params, run.net.parts)
-    local_buffers = [run.net.buffers for rule in run.method.buffers().values() if rule == "local"]
-    client_bytes = tree.nbytes(client) + sum(map(tree.nbytes, local_buffers))
+    # ---- Bytes of one client's state, with its statistics, of the largest kind
+    server: tree.Tree = {}
+    client_bytes = 0
+    local_roles = [*run.method.buffers().values()].count("local")
+    for net in run.net.nets:
+        server, client = run.method.init(net.params, net.parts)
+        row_bytes = tree.nbytes(client) + local_roles * tree.nbytes(net.buffers)
+        client_bytes = max(client_bytes, row_bytes)
 
     # ---- Clients that will have trained
     clients = _expect_participants(run)

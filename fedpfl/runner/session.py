@@ -323,7 +323,7 @@ def _make_backend(
             "backend",
             str(run.config["model"]),
             str(run.config.get("adapter")),
-            fingerprint(run.net.fixed),
+            fingerprint([net.fixed for net in run.net.nets]),
             run.federation.shape,
             run.federation.classes,
             run.engine,

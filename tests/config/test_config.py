@@ -31,6 +31,7 @@ from tests.data.promises import build, one_line
 
 CONF = Path(train.CONF)
 APART = ("board",)  # suites
+NO_KEYS = ("shape", "classes", "head", "overlap")  # of a network's file
 GROUPS = sorted(
     folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in APART
 )
@@ -97,7 +98,7 @@ def test_registered_methods_and_models_have_files_these_with_their_options_defau
     assert {path.stem for path in (CONF / "model").glob("*.yaml")} == set(MODELS)
     for name, network in MODELS.items():
         parameters = inspect.signature(network).parameters.items()
-        options = {key: one.default for key, one in parameters if key not in ("shape", "classes")}
+        options = {key: one.default for key, one in parameters if key not in NO_KEYS}
         for key, value in options.items():
             options[key] = list(value) if isinstance(value, tuple) else value
         text = (CONF / f"model/{name}.yaml").read_text()

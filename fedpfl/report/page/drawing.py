@@ -160,14 +160,17 @@ def _draw_clients(content: Content) -> Charts:
             # Some runs were not fine-tuned, and clients without test samples have no score.
             ends = [f"{key}{end}" for end in (LOW, HIGH)]
             columns = [key, "seed", "client", "text"]
-            scored = clients[group].reindex(columns=[*columns, *ends]).dropna(subset=columns)
+            scored = (
+                clients[group].reindex(columns=[*columns, *ends, "kind"]).dropna(subset=columns)
+            )
             points = scored.sort_values([key, "seed", "client"])
             points = points.iloc[data.evenly_spaced(len(points))]
-            if len(points):
+            # A box for each kind of network, where clients have several.
+            for kind, own in points.fillna({"kind": ""}).groupby("kind"):
                 style = content.style(group)
-                box = {"type": "box", "name": style["name"], "x": points[key]}
-                intervals = map(_interval_text, *points[ends].to_numpy().T)
-                box["text"] = [*map(add, map(_plotly_text, points["text"]), intervals)]
+                box = {"type": "box", "name": f"{style['name']} {kind}".strip(), "x": own[key]}
+                intervals = map(_interval_text, *own[ends].to_numpy().T)
+                box["text"] = [*map(add, map(_plotly_text, own["text"]), intervals)]
                 box |= {"boxpoints": "all", "jitter": 0.6, "pointpos": 0, "boxmean": True}
                 box |= {"marker": {"size": 4, "opacity": 0.5}}
                 chart.data.append(box | {"line": {"color": style["line"]["color"]}})
