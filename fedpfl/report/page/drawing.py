@@ -166,7 +166,8 @@ def _draw_clients(content: Content) -> Charts:
             points = scored.sort_values([key, "seed", "client"])
             points = points.iloc[data.evenly_spaced(len(points))]
             # A box for each kind of network, where clients have several.
-            for kind, own in points.fillna({"kind": ""}).groupby("kind"):
+            kinds = points["kind"].astype(object).fillna("")
+            for kind, own in points.groupby(kinds):
                 style = content.style(group)
                 box = {"type": "box", "name": f"{style['name']} {kind}".strip(), "x": own[key]}
                 intervals = map(_interval_text, *own[ends].to_numpy().T)
