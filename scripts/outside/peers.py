@@ -42,6 +42,9 @@ COMMITS = {
     "tian0920/SeqFedEDT": "1e8378ef7ed951f338eada2fd486da422e274d1c",
     "jmbian/FedALT": "8be3dde2569cef47ecab2d7d931667606a921a47",
     "Pengxin-Guo/FedSA-LoRA": "fc276b5ead4208c75fb0b2dd16923f307afb3acd",
+    "alibaba/FederatedScope": "1cb1ab76bf4c9394d617c4c5a800cb0df145796d",
+    "ATP-1010/FederatedLLM": "7bea15826bc0de37da35e44bc34a39274e3cc09f",
+    "CERT-Lab/fedex-lora": "2fa2e4a243f93c829e2b601e459e45aa748e4149",
     "cliffsofthestream/SDFLoRA": "663e2a9dccca7e8d830ef001f47d0bec7d77a3f6",
 }
 """The peers' repositories on GitHub, and the commit of each that was driven."""

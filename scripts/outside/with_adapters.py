@@ -1,4 +1,6 @@
-"""Low-rank adapters: authors' code of FedALT, of FedSA-LoRA and FFA-LoRA, and of SDFLoRA."""
+"""Low-rank adapters: authors' code of FedALT, FedSA-LoRA and FFA-LoRA, SDFLoRA, and of servers that
+merge pairs of different ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import gc
 import json
 import logging
 import math
+import os
 import types
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -13,9 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl.engine import keys
 from outside.peers import Comparison, be_quiet, define_in, load_file
 from outside.problem import (
     CLIENTS,
@@ -23,6 +29,7 @@ from outside.problem import (
     FEATURES,
     HIDDEN,
     LEARNING_RATE,
+    SEED,
     Models,
     NamedLayers,
     Problem,
@@ -354,11 +361,128 @@ def name_dual_model(client: int, network: Any) -> Models:
     return name_entries(f"{client}/", entries)
 
 
+# ---- Ranks by client: a server is given clients' [A, B], and answers with theirs and what it folds
+
+
+def train_pair(problem: Problem, client: int, values: Sequence[Tensor]) -> list[Tensor]:
+    """Train A, B and the head, the first of the values being folded into the hidden layer."""
+    hidden = problem.make_network().base[1].requires_grad_(False)
+    a, b, *head = trained = [leaf.clone().requires_grad_() for leaf in values[1:]]
+    optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
+    for images, labels in problem.batches(client) * EPOCHS:
+        optimizer.zero_grad()
+        weight = hidden.weight + ALPHA / RANK * (values[0] + b @ a)
+        features = torch.relu(F.linear(images.flatten(1), weight, hidden.bias))
+        F.cross_entropy(F.linear(features, *head), labels).backward()
+        optimizer.step()
+    return [leaf.detach() for leaf in trained]
+
+
+def play_ranked(folder: Path, problem: Problem, method: str, merge: Any, words: str) -> Pair:
+    """Compare products and heads, which fedpfl's rule averages for the peer too."""
+    from fedpfl.methods import METHODS
+
+    ranks = [1, 2, RANK, 3]
+    if method == "fedex_lora":
+        ranks = [RANK] * CLIENTS
+        problem = Problem(problem.folder, problem.engine, train_sizes=[48] * CLIENTS)
+    with keep_initial_parameters(METHODS[method]) as initial:
+        ours = problem.play(f"method={method}", *ADAPTER, f"adapter.rank={ranks}", *words.split())
+    for models in ours:
+        for owner in map(str, range(CLIENTS)):
+            b, a = (models[f"{owner}/hidden.0.lora_{factor}"][0] for factor in "BA")
+            models[f"{owner}/product"] = b @ a + models.get(f"{owner}/hidden.0.lora_residue", 0)
+    head, folded = [initial[name] for name in HEAD], torch.zeros(HIDDEN, FEATURES)
+    pairs = [(initial["hidden.0.lora_A"][0, :rank], torch.zeros(HIDDEN, rank)) for rank in ranks]
+    played = []
+    for number in range(1, len(ours) + 1):
+        for i in range(CLIENTS if method == "flora" else 0):
+            generator = keys.Draws(SEED, "train", number).server(i)
+            drawn = METHODS[method]().sample({"model": initial}, generator)["drawn"]
+            pairs[i] = drawn["hidden.0.lora_A"][0, : ranks[i]], torch.zeros(HIDDEN, ranks[i])
+        trained = [train_pair(problem, i, (folded, *pairs[i], *head)) for i in range(CLIENTS)]
+        shares = torch.tensor(problem.shares())
+        head = [
+            torch.tensordot(shares, torch.stack([own[i] for own in trained]), 1) for i in (2, 3)
+        ]
+        pairs, folded = merge(folder, problem, [own[:2] for own in trained], folded)
+        models = {}
+        for client, (a, b) in enumerate(pairs):
+            entries = {**dict(zip(HEAD, head, strict=True)), "product": b @ a + folded}
+            models.update(name_entries(f"{client}/", entries))
+        played.append(models)
+    return ours, played
+
+
+def merge_by_files(
+    folder: Path, problem: Problem, pairs: Any, folded: Tensor, kind: str
+) -> tuple[Any, Tensor]:
+    """Let the authors of FlexLoRA decompose, or those of FLoRA stack or pad; they read files."""
+    a_name, b_name = (f"hidden.lora_{factor}.local.weight" for factor in "AB")
+    ranks, kept, is_flex = [len(a) for a, _ in pairs], dict[str, Tensor](), kind == "decompose"
+    for client, (a, b) in enumerate(pairs):
+        # FlexLoRA's scale of each client's rank is taken out.
+        upload = {a_name: a, b_name: b * ranks[client] / 16 if is_flex else b}
+        place = f"{client}/local_output_epoch_0" if is_flex else f"0/local_output_{client}"
+        (problem.folder / place).mkdir(parents=True, exist_ok=True)
+        torch.save(upload, problem.folder / place / "pytorch_model.bin")
+    scope: dict[str, Any] = {"torch": torch, "os": os, "tqdm": list, "ZeroPad2d": nn.ZeroPad2d}
+    scope.update(normalize=F.normalize, print=lambda *_: None)
+    scope["set_peft_model_state_dict"] = lambda model, weights, name: kept.update(weights)
+    given = range(CLIENTS), str(problem.folder), [problem.size(i) for i in range(CLIENTS)], 0
+    code = folder / "fed_utils"
+    if is_flex:
+        define_in(scope, code / "model_aggregation.py", "FlexLoRA")
+        define_in(scope, code / "adaptive_peft.py", "distribute_weight_fast")
+        named = {f"Client_{i}": {"hidden": rank} for i, rank in enumerate(ranks)}
+        sent = scope["distribute_weight_fast"](scope["FlexLoRA"](*given), {"alpha": 16, **named})
+        return [(sent[f"{a_name}.{r}"], sent[f"{b_name}.{r}"] * 16 / r) for r in ranks], folded
+    is_stacked = kind == "stack"
+    define_in(scope, code / "model_aggregation.py", "FedAvg")
+    scope["FedAvg"](None, *given, is_stacked, 0, True, ranks, not is_stacked, False)
+    if is_stacked:
+        stack = torch.load(problem.folder / "0" / "adapter_model.bin")
+        return [(a, 0 * b) for a, b in pairs], folded + stack[b_name] @ stack[a_name]
+    return [(kept[a_name][:r], kept[b_name][:, :r]) for r in ranks], folded
+
+
+def merge_by_fedex(
+    folder: Path, problem: Problem, pairs: Any, folded: Tensor
+) -> tuple[Any, Tensor]:
+    """Let FedEx-LoRA's authors merge; their frozen weights are [inputs, outputs]."""
+    define_in(scope := {"torch": torch, "np": np}, folder / "fed_agg.py", "aggregate_models_ours")
+    layer = nn.ModuleDict({"base_layer": nn.Linear(HIDDEN, FEATURES, bias=False)})
+    layer["base_layer"].weight.data = ALPHA / RANK * folded.T
+    for name, (inputs, outputs) in {"A": (FEATURES, RANK), "B": (RANK, HIDDEN)}.items():
+        layer[f"lora_{name}"] = nn.ModuleDict({"default": nn.Linear(inputs, outputs, bias=False)})
+    a_name, b_name = (f"layer.lora_{factor}.default.weight" for factor in "AB")
+    uploads = [{a_name: a, b_name: b} for a, b in pairs]
+    options = types.SimpleNamespace(lora_alpha=ALPHA, lora_r=RANK, rslora=False)
+    network = nn.ModuleDict({"layer": layer}).requires_grad_(False)
+    new = scope["aggregate_models_ours"](network, uploads, options).state_dict()
+    return [(new[a_name], new[b_name])] * CLIENTS, new["layer.base_layer.weight"].T * RANK / ALPHA
+
+
+RANKED = (
+    ("flexlora", "alibaba/FederatedScope", "", "a scale for each rank", "decompose"),
+    ("flora", "ATP-1010/FederatedLLM", "", "there is no head", "stack"),
+    ("hetlora", "ATP-1010/FederatedLLM", "weighting=samples", "there is no head", "pad"),
+    ("fedex_lora", "CERT-Lab/fedex-lora", "equal ranks and sizes", "frozen weights transposed", ""),
+)
+
+
 def list_comparisons() -> list[Comparison]:
     """Return what is compared of adapters."""
+    ranked = []
+    for method, repository, detail, undone, kind in RANKED:
+        merge = partial(merge_by_files, kind=kind) if kind else merge_by_fedex
+        words = f"method.{detail}" if "=" in detail else ""
+        play = partial(play_ranked, method=method, merge=merge, words=words)
+        ranked.append(Comparison(method, repository, detail, undone, play))
     lora = "Pengxin-Guo/FedSA-LoRA"
     shares_models = "all clients share one model object"
     return [
+        *ranked,
         Comparison(
             "fedalt",
             "jmbian/FedALT",
