@@ -189,6 +189,8 @@ SETTINGS = {
     "momentum": Local(1, 16, 0.05, momentum=0.7),
     "all": Local(1, 16, 0.05, momentum=0.7, nesterov=True, weight_decay=0.01, clip=0.5),
     "schedule": Local(None, 16, 0.05, steps=7, decay=0.5),
+    "adam": Local(1, 16, 0.01, optimizer="adam", weight_decay=0.01, decay=0.5),
+    "adamw": Local(1, 16, 0.01, optimizer="adamw", weight_decay=0.01, decay=0.5),
 }
 SMALL = make_federation((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
 FEDERATION = replace(SMALL, x=SMALL.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
@@ -219,6 +221,9 @@ SCRIPTED = [
     ("fedper", "all", "lenet5", True),
     ("fedper", "schedule", "mlp", True),
     ("fedobp", "momentum", "norm", True),
+    ("fedper", "adam", "norm", True),
+    ("fedavg", "adamw", "mlp", True),
+    ("fedselect", "adam", "mlp", True),
     ("ditto", "all", "mlp", True),  # its loss looks at the server and the client
     ("fedselect", "all", "mlp", True),  # masks
     ("scaffold", "momentum", "norm", True),  # gradients change the client's state

@@ -187,15 +187,18 @@ def _adam_step_(
     mean, square, count = moments
     beta1, beta2 = local.betas
     count += 1 if mask is None else mask.bool()
+    if not count.dim():  # one count for all entries
+        # A script would take numbers that Python computes for constants.
+        lr = torch.full((), lr, dtype=torch.float64)
     if local.weight_decay and local.optimizer == "adamw":
         shrink = 1 - lr * local.weight_decay
         leaf.mul_(shrink if mask is None else torch.where(mask.bool(), shrink, 1.0))
     mean.lerp_(grad, 1 - beta1)
     square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    if not count.dim():  # one count for all entries: in Python's numbers, as torch.optim does it
-        steps = float(count)
-        denominator = (square.sqrt() / (1 - beta2**steps) ** 0.5).add_(local.eps)
-        leaf.addcdiv_(mean, denominator, value=-lr / (1 - beta1**steps))
+    if not count.dim():
+        steps = count.double()
+        denominator = (square.sqrt() / (1 - beta2**steps).sqrt()).add_(local.eps)
+        leaf.sub_(mean * (lr / (1 - beta1**steps)) / denominator)
         return
     entry_steps = count.clamp(min=1)  # an entry that has never moved has no moments
     correction1 = _bias_correction(beta1, entry_steps)

@@ -18,8 +18,8 @@ def gather_data(federation: Federation, indices: Tensor) -> Data:
     """Return samples of a federation as a network sees them, and their labels."""
     indices = tree.send(indices, federation.x.device)
     return Data(
-        normalize_samples(federation, federation.x[indices]),
-        federation.y[indices],
+        normalize_samples(federation, federation.x.index_select(0, indices)),
+        federation.y.index_select(0, indices),
     )
 
 

@@ -167,10 +167,10 @@ class Data(NamedTuple):
         """Return the samples with these numbers as a batch."""
         if self.x.dim() == 4:
             # Indexing in this order leaves images channels last in memory, as convolutions want.
-            x = self.x.permute(0, 2, 3, 1)[rows].permute(0, 3, 1, 2)
+            x = self.x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
         else:
-            x = self.x[rows]
-        return Batch(x, self.y[rows], indices=rows)
+            x = self.x.index_select(0, rows)
+        return Batch(x, self.y.index_select(0, rows), indices=rows)
 
     def chunks(self, size: int = LONGEST_CHUNK, random: Tensor | None = None) -> Iterator[Batch]:
         """Give all samples in order, in batches of bounded size.
