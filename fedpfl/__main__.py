@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "write the personal models of a run, or send its record to loggers",
     "federate": "train on Flower, clients' data and states at nodes of their own",
     "board": "tune every method on a suite of settings and tabulate; verify runs a row again",
+    "arena": "judge a submitted method by a contract; verify repeats each line of a ledger",
     "dashboard": "save a view of runs in Weights & Biases",
     "tune": "tune methods on equal terms: fedpfl tune method=fedobp,fedper trials=20",
 }

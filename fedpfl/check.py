@@ -162,6 +162,8 @@ def _print_verdicts(subject: Subject, trial: Trial, is_quick: bool) -> int:
             verdicts.append({"promise": promise.title, "verdict": word, "faults": told_faults})
             # The next promise may take a minute.
             print(f"  {word:6}{promise.title}", flush=True)
+            if word == "WRONG":
+                answer.note_error(f"{subject}: {promise.title}: {told_faults[0]}")
             for fault in told_faults:
                 print(f"        {fault}")
             if advice:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fedpfl import __version__
@@ -16,17 +14,14 @@ from fedpfl.ground.errors import error_text
 from fedpfl.ground.records import Record
 
 JSON_OPTION = "--json"
-_facts: Record = {}
+_facts: dict[str, list[Any]] = {}
 _errors: list[str] = []
 
 
-def add_facts(**facts: Any) -> None:
-    """Add facts to the answer; lists of one name are joined."""
-    for name, value in facts.items():
-        if isinstance(value, list):
-            _facts.setdefault(name, []).extend(value)
-        else:
-            _facts[name] = value
+def add_facts(**facts: list[Any]) -> None:
+    """Add facts to the answer, behind earlier ones of their names."""
+    for name, values in facts.items():
+        _facts.setdefault(name, []).extend(values)
 
 
 def note_error(text: str) -> None:
@@ -36,53 +31,38 @@ def note_error(text: str) -> None:
 
 def run_command(main: Callable[[], int | None]) -> None:
     """Run a command, and exit if its status is not 0; with --json stdout has its answer alone."""
-    status: Any
     if JSON_OPTION not in sys.argv:
-        status = main()
-        if status:
+        if status := main():
             sys.exit(status)
         return
     sys.argv = [word for word in sys.argv if word != JSON_OPTION]
     _facts.clear()
-    _errors.clear()
+    _errors[:] = ["the facts beside this say what failed"]
     # What is printed for people, by child processes too, goes to standard error.
     sys.stdout.flush()
     standard_output = os.dup(1)
     os.dup2(2, 1)
+    end_status: Any
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            status = main() or 0
+        end_status = main() or 0
     except SystemExit as ending:
-        status = ending.code or 0
-    except BaseException as error:
+        end_status = ending.code or 0
+    except Exception as error:
         traceback.print_exc()
         note_error(error_text(error, with_class=True))
-        status = 1
+        end_status = 1
+    sys.stdout.flush()
     os.dup2(standard_output, 1)
-    os.close(standard_output)
+    answer: Record = {"fedpfl": __version__, "status": end_status, **_facts}
+    if end_status:
+        answer["error"] = {"message": _errors[0], "status": end_status}
     # Processes of torchrun share one standard output.
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(_make_answer(status), allow_nan=False), flush=True)
-    if status:
-        sys.exit(status)
-
-
-def _make_answer(status: int) -> Record:
-    answer = {"fedpfl": __version__, "status": status, **make_plain(_facts)}
-    if status:
-        message = _errors[0] if _errors else "the facts beside this say what failed"
-        answer["error"] = {"message": message, "status": status}
-    return answer
+        print(json.dumps(make_plain(answer)), flush=True)
+    sys.exit(end_status)
 
 
 def make_plain(value: Any) -> Any:
     """Make a value of what JSON holds: null for numbers that are not finite, texts for paths."""
-    if isinstance(value, Mapping):
-        return {str(key): make_plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [make_plain(part) for part in value]
-    # NumPy's numbers become Python's.
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | None) else str(value)
+    text = json.dumps(value, default=lambda one: one.item() if hasattr(one, "item") else str(one))
+    return json.loads(text, parse_constant=lambda name: None)

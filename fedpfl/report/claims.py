@@ -111,7 +111,7 @@ def judge_claims(
     p_values = [paired_test([d - by for d in record["differences"]], "t") for record in records]
     for record, p in zip(records, correct_by_holm(pd.Series(p_values)), strict=True):
         record["p"] = p
-        missing, record["verdict"] = _decide(record["differences"], by, p, len(records))
+        missing, record["verdict"] = decide_claim(record["differences"], by, p, len(records))
         if missing:
             commands += [_command_for(group, missing) for group in record["groups"]]
     frame = pd.DataFrame(records).drop(columns=["differences", "groups"])
@@ -193,7 +193,7 @@ def _interval_text(low: float, high: float) -> str:
     return "" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
 
 
-def _decide(differences: Sequence[float], by: float, p: float, rows: int) -> tuple[int, str]:
+def decide_claim(differences: Sequence[float], by: float, p: float, rows: int) -> tuple[int, str]:
     """Judge a claim by differences over seeds: the missing seeds and the verdict."""
     count = len(differences)
     if count < FEWEST_SEEDS:
