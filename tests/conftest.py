@@ -148,6 +148,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "fd": [{}, {"outputs": "logits", "teacher": "all"}],
     "fedgh": [{}, {"server_epochs": 2, "server_batch": 8}],
+    "fedkd": [{}, {"energy_start": 0.5, "compress": "parameters"}],
+    "fml": [{}, {"alpha": 0.9, "beta": 0.1}],
     "fedtgp": [{"server_epochs": 2}, {"weights": "counts", "judge": "head", "server_epochs": 1}],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
     "feddbe": [{"bias_lr": 0.05}, {"rho": 0.3, "kappa": 5.0, "mean": "data"}],

@@ -6,7 +6,6 @@ from typing import Literal
 import torch
 
 from fedpfl.ground.ranges import NonNegative
-from fedpfl.ground.tree import Agreed, Known
 from fedpfl.methods.local_only import LocalOnly
 from fedpfl.methods.shared.method import flag
 from fedpfl.methods.shared.prototypes import average_by_class, flags_of_present, mask_absent
@@ -59,12 +58,6 @@ class FD(LocalOnly):
         count = server["count"] - is_own.to(server["count"])
         teacher = (server["sum"] - own) / count.clamp(min=1)[:, None]
         return {**client, "teacher": teacher, "taught": count > 0}
-
-    def download(self, server, client):
-        """Return the sums of outputs, how many they are of, and since when."""
-        is_known = (server["count"] > 0)[:, None].expand_as(server["sum"])
-        sums = Agreed(server["sum"], is_known)
-        return {**server, "sum": sums, "played": Known(server["played"])}
 
     def start(self, received, client):
         """Return the client's network."""

@@ -89,6 +89,7 @@ class Net:
             statistics=self.buffers,
             aliases=self.aliases,
             common=common.params if common else {},
+            common_head=common.parts.head_entries if common else (),
             **facts,
         )
 

@@ -29,10 +29,10 @@ class Parts:
     sample: the shape of a sample; () where it is unknown. clients: of the federation,
         newcomers apart; rounds: of the whole run; 0 where they are unknown. statistics:
         BatchNorm's running ones, as every model has them at first; {} for networks without.
-    pairs: how many low-rank ones an adapted layer has (adapter=lora); 0 without.
     kind: of the network, a row of `kinds`: the initial parameters of all kinds, where clients have
         networks of several (model=mixed); () where they have not. common: the initial parameters of
-        a network beside it that all clients have alike; {} without.
+        a network beside it that all clients have alike; {} without. common_head: the entries of
+        that network's head, its weight first.
     pairs: how many low-rank ones an adapted layer has (adapter=lora); 0 without. ranks: of each
         client's, newcomers last; () where all have the same.
     wire: traces the wiring.
@@ -56,6 +56,7 @@ class Parts:
     kind: int = 0
     kinds: tuple[Tree, ...] = field(default=(), compare=False, repr=False)
     common: Tree = field(default_factory=dict, compare=False, repr=False)
+    common_head: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     statistics: Tree = field(default_factory=dict, compare=False, repr=False)
 

@@ -44,7 +44,7 @@ METHOD_TITLES = read_titles(
     "local_only centralized fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl "
     "lg_fedavg fedrep fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per ifca cfl "
     "fedamp fedfomo apple fedproto fedpac gpfl fedas pfedfda flute feddpa floco floco_plus fedala "
-    "fd fedgh fedtgp "
+    "fedavg_by_kind fd fml fedkd fedgh fedtgp fedmrl "
     "fedcp fedselect pspfl seqfededt random_dropout fjord heterofl fedrolex flexfl hermes fedmp "
     "prunefl fedspu pfedsd fedphp fedcac fedpurin subflot ffa_lora fedsa_lora sdflora fedalt "
     "hetlora flexlora raflora flora fedex_lora "

@@ -97,7 +97,7 @@ class Tiny(nn.Module):
 
 
 def tiny(norm: bool = False, seed: int = 1, pairs: int = 0, has_residue: bool = False) -> Net:
-    """Return a Tiny network, the same for the same seed.
+    """Return a Tiny network beside a smaller common one, the same for the same seed.
 
     Args:
         norm: whether it has BatchNorm.
@@ -109,10 +109,11 @@ def tiny(norm: bool = False, seed: int = 1, pairs: int = 0, has_residue: bool = 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = Tiny(norm)
+        common = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES))
     if pairs:
         adapt = lora_with_residue if has_residue else lora
         adapt(module, "classifier", seed, rank=2, alpha=4.0, layers=("conv", "linear"), pairs=pairs)
-    return Net(module, sample=(1, 8, 8), rounds=len(COHORTS))
+    return Net(module, common=Net(common), sample=(1, 8, 8), rounds=len(COHORTS))
 
 
 def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Federation:

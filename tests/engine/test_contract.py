@@ -70,8 +70,11 @@ ANOTHER_SEED = dataclasses.replace(
 KEEPS_STATISTICS = ("fedalt", "fedamp")
 """Leave BatchNorm statistics with the client where they mix models, as their docstrings say."""
 
-SEES_LATER = {"cfl": "each upload", "fedgen": "each upload", "fedcac": "client states"}
-"""What a server sees that shows in more than two rounds of a few clients alone."""
+SEES_LATER = {
+    **dict.fromkeys(("cfl", "fedgen", "fedavg_by_kind"), "each upload"),
+    "fedcac": "client states",
+}
+"""What a server sees that shows in more than two rounds of a few clients alone, or among kinds."""
 
 
 # Which promises a method is asked for

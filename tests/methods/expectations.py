@@ -27,6 +27,7 @@ RESIDUE = 4 * 9 + 12 * 36
 # Clients 0, 2, 3, 5 have ranks 1, 2, 1, 2, and 0, 1, 4, 5 ranks 1, 2, 2, 2
 OWN_RANKS = (6 * LORA // 2 + COHORT * HEAD, 7 * LORA // 2 + COHORT * HEAD)
 PROTOTYPES = CLASSES * FEATURES
+COMMON = (64 + 1) * 8 + (8 + 1) * CLASSES
 SIMPLEX = SIZE + 2 * PROTOTYPES
 # Of 4 numbers of noise and 8 hidden neurons
 GENERATOR = (4 + CLASSES + 1) * 8 + 4 * 8 + (8 + 1) * FEATURES
@@ -124,6 +125,7 @@ EXPECTED |= {
     "fedamp": own_models((0, RETURNING * SIZE), SIZE, private="model"),
     "fedas": each_own(BODY, BODY + 1, first_time=INITIAL | {"initial head": {"judge": "received"}}),
     "fedavg": Expect(first_time=GLOBAL),
+    "fedavg_by_kind": each_own(up_bits=1),
     "fedavgm": Expect(first_time=GLOBAL),
     "fedbabu": Expect(BODY, first_time=INITIAL_HEAD),
     "fedbn": each_own(first_time=GLOBAL),
@@ -155,6 +157,8 @@ EXPECTED |= {
     "fedobp_adaptive": Expect(
         (COHORT * SIZE, COHORT * (SIZE - 6)), SIZE, down_bits=(0, COHORT * 6 * 32), up_bits=2
     ),
+    "fedkd": each_own(None, judged="kept", first_time=INITIAL, private="model map"),
+    "fedmrl": each_own(COMMON, private="body head projector"),
     "fedpac": Expect(
         (COHORT * SIZE, COHORT * (SIZE + PROTOTYPES)),
         SIZE + 2 * PROTOTYPES + CLASSES + 1,
@@ -199,6 +203,7 @@ EXPECTED |= {
     ),
     # The server changes the head's weight.
     "flute": Expect(BODY + PROTOTYPES, SIZE, up_bits=CLASSES, first_time=INITIAL_HEAD),
+    "fml": each_own(COMMON, judged="kept", first_time=INITIAL, private="model"),
     "gpfl": Expect(BODY + PROTOTYPES + VALVE, first_time=INITIAL_HEAD, private="head"),
     # Client 1 holds everything.
     "heterofl": own_models(
@@ -242,6 +247,7 @@ ditto personal_epochs=4 => fedavg | nobody
 fedala eta=0.0 => fedavg
 fedamp pull=0.0 => local_only
 fedas align_epochs=0 weights='samples' judge='received' => fedper statistics='local'
+fedavg_by_kind => fedavg statistics='local'
 fedavgm momentum=0.0 => fedavg | atol=1e-05
 fedcac tau=1.0 cutoff=-1.0 => fedavg statistics='local' | nobody equal
 feddbe kappa=0.0 bias_lr=0.0 => fedavg
@@ -276,6 +282,7 @@ floco endpoints=1 tau=1 => fedavg
 floco_plus endpoints=1 pers_epochs=2 lam=0.7 => ditto lam=0.7 | atol=0.0001
 fedtgp lam=0.0 judge='head' => local_only
 flute l1=0.0 l2=0.0 l3=0.0 server_lr=0.0 rep_epochs=2 => fedper
+fml alpha=1.0 beta=1.0 => local_only
 hermes widths=(1.0,) first='current' => fedavg statistics='local' | cohort
 heterofl widths=(1.0,) scaler=True masked=False => fedavg statistics='local' | cohort equal
 hetlora weighting='samples' => fedavg

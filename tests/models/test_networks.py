@@ -346,6 +346,11 @@ QUICK = {
 )
 def test_a_round_and_its_evaluation(name, network):
     net, federation = setting(network)
+    # Beside the same network, or one without statistics
+    common = net.copy()
+    if net.buffers:
+        common = models.build_network("mlp", federation.shape, CLASSES, 0, hidden=(6,))
+    net = net.with_common(common)
     method = build_method(name)
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
     sent, losses = [], []

@@ -47,6 +47,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="nodes")
 
 MORE = [
     *("apple", "feddbe", "fedgen", "fedproto", "fedrolex", "flexfl", "random_dropout", "seqfededt"),
+    *("fedavg_by_kind", "fedtgp"),
 ]
 """The methods whose server needs no client states, and whose clients need more of the server than
 they are sent.

@@ -532,6 +532,40 @@ add(
     extras=lambda report: {key: report.state.server[key] for key in ("sum", "count")},
 )
 
+
+def common(report: RoundReport) -> Any:
+    return report.state.server["common"]
+
+
+def initial_client(method: Any) -> Any:
+    net = make_world("")[0]
+    return method.init(net.params, net.parts)[1]
+
+
+COMMON = make_world("")[0].parts.common
+add(
+    lambda s, a: kinds.fml(s, a, COMMON),
+    {"fml": m.FML(0.3, 0.6), "fml-norm": m.FML()},
+    shared=common,
+)
+add(
+    lambda s, a: kinds.fedmrl(s, a, COMMON, initial_client(a)["projector"]),
+    {"fedmrl-norm": m.FedMRL()},
+    shared=lambda report: {**common(report)["body"], **common(report)["head"]},
+    evaluated="logits",
+)
+add(
+    lambda s, a: kinds.fedkd(s, a, COMMON, initial_client(a)["map"], 3),
+    {"fedkd": m.FedKD(0.5, 0.9), "fedkd-parameters-norm": m.FedKD(compress="parameters")},
+    shared=common,
+    margin=1e-5,
+)
+add(
+    lambda s, a: plain.split(s, lambda name: name.startswith("norm.running")),
+    {"fedavg_by_kind": m.FedAvgByKind()},
+    shared=lambda report: tree.unravel(report.state.server["models"][0], make_world("")[0].params),
+)
+
 # Entries of one's own
 
 SEVERAL = (0.3, 0.7, 0.9, 0.98)

@@ -1,11 +1,13 @@
 """Methods for clients with networks of different kinds; here all have one.
 
-Sources: arXiv:2303.13137 (FedGH), 2401.03230 and the authors' code (FedTGP), 1811.11479 (FD).
+Sources: arXiv:2303.13137 (FedGH), 2401.03230 and the authors' code (FedTGP), 1811.11479 (FD),
+2006.16765 (FML), 2108.13323 and the authors' code (FedKD), 2406.00488 (FedMRL).
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -161,3 +163,126 @@ def fd(s: Setting, method: Any) -> Result:
         return {"sum": torch.stack(sums), "count": torch.tensor([float(len(row)) for row in rows])}
 
     return plain.play(s, local, begin=lambda turn: own[turn.i], merge=merge, extras=extras)
+
+
+def common_network(weights: Weights) -> nn.Sequential:
+    """The smaller network that all have beside their own."""
+    hidden, classes = weights["1.weight"], weights["3.weight"]
+    layers = nn.Linear(*hidden.T.shape), nn.Tanh(), nn.Linear(*classes.T.shape)
+    network = nn.Sequential(nn.Flatten(), *layers)
+    network.load_state_dict(weights)
+    return network
+
+
+def beside(
+    s: Setting,
+    common: Weights,
+    loss: Callable[..., Tensor],
+    logits: Callable[[nn.ModuleDict, Tensor], Tensor] | None = None,
+    extra: nn.Module | None = None,
+    merge: Callable[[Weights, dict[int, Any], int], Weights] | None = None,
+) -> Result:
+    """Train each client's own network, and what else it keeps, together with the common one.
+
+    loss: of the networks (`own`, `common`, `extra`) and a batch. logits: by which a client is
+    evaluated, if not by its own network alone.
+    """
+    own, extras = s.each(s.initial), s.each(extra.state_dict() if extra else {})
+
+    def load(w: Weights, i: int) -> nn.ModuleDict:
+        nets = nn.ModuleDict({"own": plain.load(s, own[i]), "common": common_network(w)})
+        if extra:
+            nets["extra"] = nn.Linear(
+                extra.in_features, extra.out_features, bias=extra.bias is not None
+            )
+            nets["extra"].load_state_dict(extras[i])
+        return nets
+
+    def local(_: Any, turn: Turn) -> Weights:
+        nets = load(turn.shared, turn.i).train()
+        plain.fit(s, nets, plain.minibatches(s, turn, range(s.epochs)), loss)
+        own[turn.i] = plain.values_of(nets["own"])
+        extras[turn.i] = plain.values_of(nets["extra"]) if extra else {}
+        return plain.values_of(nets["common"])
+
+    def said(w: Weights, i: int) -> Tensor:
+        with torch.no_grad():
+            return logits(load(w, i).eval(), s.clients[i].test_x)
+
+    values: dict[str, Any] = {"logits": said} if logits else {"parts": lambda _, i: own[i]}
+    if logits:
+        values["parts"] = lambda w, i: w
+    return plain.play(s, local, merge=merge, shared=common, **values)
+
+
+def fml(s: Setting, method: Any, common: Weights) -> Result:
+    """KL(teacher || student) written out, from probabilities that are given."""
+
+    def distance(teacher: Tensor, student: Tensor) -> Tensor:
+        p, q = teacher.detach().softmax(1), student.softmax(1)
+        return (p * (p / q).log()).sum() / len(p)
+
+    def loss(nets: nn.ModuleDict, x: Tensor, y: Tensor) -> Tensor:
+        f, g = nets["own"](x), nets["common"](x)
+        private = method.alpha * F.cross_entropy(f, y) + (1 - method.alpha) * distance(g, f)
+        shared = method.beta * F.cross_entropy(g, y) + (1 - method.beta) * distance(f, g)
+        return private + shared
+
+    return beside(s, common, loss)
+
+
+def fedmrl(s: Setting, method: Any, common: Weights, projector: Weights) -> Result:
+    width = common["3.weight"].shape[1]
+    linear = nn.Linear(width + WIDTH, WIDTH)
+    linear.load_state_dict(projector)
+
+    def fuse(nets: nn.ModuleDict, x: Tensor) -> Tensor:
+        own = plain.features(nets["own"], x)
+        return nets["extra"](torch.cat([nets["common"][:3](x), own], 1))
+
+    def loss(nets: nn.ModuleDict, x: Tensor, y: Tensor) -> Tensor:
+        z = fuse(nets, x)
+        logits = nets["own"].classifier(z), nets["common"][3](z[:, :width])
+        return F.cross_entropy(logits[0], y) + F.cross_entropy(logits[1], y)
+
+    return beside(s, common, loss, lambda nets, x: nets["own"].classifier(fuse(nets, x)), linear)
+
+
+def fedkd(s: Setting, method: Any, common: Weights, linear: Tensor, rounds: int) -> Result:
+    """`linear`: the initial map of the student's features. SVD by numpy."""
+    extra = nn.Linear(*linear.T.shape, bias=False)
+    extra.load_state_dict({"weight": linear})
+    margins: list[float] = []
+
+    def loss(nets: nn.ModuleDict, x: Tensor, y: Tensor) -> Tensor:
+        z, small = plain.features(nets["own"], x), nets["common"][:3](x)
+        f, g = nets["own"].classifier(z), nets["common"][3](small)
+        p, q = f.softmax(1), g.softmax(1)
+        total = F.cross_entropy(f, y) + F.cross_entropy(g, y)
+        both = (p * (p / q).log()).mean() + (q * (q / p).log()).mean()
+        return total + (both + 2 * F.mse_loss(nets["extra"](small), z)) / total
+
+    def cut(update: Weights, t: int) -> Weights:
+        energy = method.energy_start + (method.energy_end - method.energy_start) * (t - 1) / rounds
+        out = dict(update)
+        for name, leaf in update.items():
+            if leaf.dim() > 1 and bool(leaf.any()):
+                left, values, right = np.linalg.svd(leaf.double().numpy(), full_matrices=False)
+                shares = (values**2).cumsum() / (values**2).sum()
+                margins.append(float(abs(shares - energy).min()))
+                rank = int((shares <= energy).sum()) + 1
+                low = (left[:, :rank] * values[:rank]) @ right[:rank]
+                out[name] = torch.tensor(low, dtype=leaf.dtype)
+        return out
+
+    def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
+        base = plain.map_leaves(
+            lambda leaf: leaf if method.compress == "updates" else torch.zeros_like(leaf), shared
+        )
+        updates = {i: cut({k: w[k] - base[k] for k in w}, t) for i, w in trained.items()}
+        moved = cut(plain.average(s, updates), t)
+        return {k: base[k] + moved[k] for k in base}
+
+    result = beside(s, common, loss, extra=extra, merge=merge)
+    result.margins = margins
+    return result
