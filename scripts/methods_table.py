@@ -87,6 +87,8 @@ def count_traffic_and_state(name: str) -> list[str]:
         adapt = lora_with_residue if method.has_residue else lora
         adapter = partial(adapt, layers=("conv", "linear"), pairs=method.pairs)
     net = models.build_network("cnn4", federation.shape, 10, 0, adapter=adapter)
+    common = models.build_network("mlp", federation.shape, 10, 0)
+    net = models.Net(net.module, net.traits, net.name, common, **net.facts)
     local = engine.Local(epochs=1, batch_size=4, lr=0.01)
     device = torch.device("cpu")
     backend = engine.make_backend(engine.Engine("loop"), net, device)

@@ -136,6 +136,7 @@ def build_kinds(mixed: Mixed, build: Callable[..., Net]) -> list[Net]:
     if mixed.common:
         name, options = _read_network(mixed.common, "common")
         common = build(name, **options)
+        _ = _require_head(common)  # methods read what it reads
         if common.buffers or common.fixed or common.traits.draws or common.traits.recomputes:
             raise FedpflError(
                 f"model.common={name} must be a plain network, without buffers (BatchNorm), frozen"

@@ -350,7 +350,7 @@ def test_a_round_and_its_evaluation(name, network):
     common = net.copy()
     if net.buffers:
         common = models.build_network("mlp", federation.shape, CLASSES, 0, hidden=(6,))
-    net = net.with_common(common)
+    net = Net(net.module, net.traits, net.name, common, **net.facts)
     method = build_method(name)
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
     sent, losses = [], []

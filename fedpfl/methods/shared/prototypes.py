@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.func import grad
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Masked, Tree
@@ -58,13 +57,16 @@ def fit_to_uploads(
     is_present = flags_of_present(uploads)
     z = uploads.values["mean"][is_present]
     y = is_present.nonzero()[:, 1]
+    leaves = [leaf.clone().requires_grad_() for leaf in tree.leaves(values)]
+    fitted = tree.rebuild(values, leaves)
+    optimizer = torch.optim.SGD(leaves, lr=method.server_lr)
     for _ in range(method.server_epochs):
         order = torch.randperm(len(y), generator=generator)
         for rows in tree.send(order, y.device).split(method.server_batch):
             # No prototypes at all are one empty minibatch.
             if len(rows):
-                grads = grad(loss)(values, z[rows], y[rows])
-                values = tree.map(
-                    lambda value, slope: value - method.server_lr * slope, values, grads
-                )
-    return values
+                optimizer.zero_grad()
+                with torch.enable_grad():
+                    loss(fitted, z[rows], y[rows]).backward()
+                optimizer.step()
+    return tree.map(torch.detach, fitted)
