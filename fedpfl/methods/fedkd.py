@@ -10,7 +10,8 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.common import CommonBeside, distil
+from fedpfl.methods.shared.common import CommonBeside
+from fedpfl.methods.shared.distillation import kl_divergence
 from fedpfl.methods.shared.layers import init_linear, seeded_generator
 from fedpfl.methods.shared.method import flag
 
@@ -61,10 +62,10 @@ class FedKD(CommonBeside):
         own, z = net.features(params["model"], batch.x)
         common, common_z = net.common.features(params["common"], batch.x)
         losses = batch.loss(own) + batch.loss(common)
-        divergence = distil(batch, common, own) + distil(batch, own, common)
+        divergence = kl_divergence(common, own) + kl_divergence(own, common)
         distance = (z - F.linear(common_z, params["map"])).square().mean(1)
-        distilled = divergence / own.shape[1] + 2 * batch.mean(distance)
-        return losses + distilled / losses
+        distilled = divergence / own.shape[1] + 2 * distance
+        return losses + batch.mean(distilled) / losses
 
     def after_training(self, server, client, net, params, shard, aux):
         """Return the student's update in factors, and which of them are needed."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from fedpfl.ground.ranges import Proportion
-from fedpfl.methods.shared.common import CommonBeside, distil
+from fedpfl.methods.shared.common import CommonBeside
+from fedpfl.methods.shared.distillation import kl_divergence
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,10 @@ class FML(CommonBeside):
         """Return both networks' objectives, which have no common parameter."""
         own = net(params["model"], batch.x)
         common = net.common(params["common"], batch.x)
-        own_loss = self.alpha * batch.loss(own)
-        own_loss = own_loss + (1 - self.alpha) * distil(batch, common.detach(), own)
-        common_loss = self.beta * batch.loss(common)
-        common_loss = common_loss + (1 - self.beta) * distil(batch, own.detach(), common)
-        return own_loss + common_loss
+        to_common = batch.mean(kl_divergence(common.detach(), own))
+        to_own = batch.mean(kl_divergence(own.detach(), common))
+        own_loss = self.alpha * batch.loss(own) + (1 - self.alpha) * to_common
+        return own_loss + self.beta * batch.loss(common) + (1 - self.beta) * to_own
 
     def evaluated(self, server, client, params):
         """Return the client's own network."""

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from fedpfl.ground.ranges import NonNegative, Positive
+from fedpfl.methods.shared.distillation import kl_divergence
 from fedpfl.methods.shared.method import Method
 
 
@@ -70,10 +69,3 @@ class PFedSD(Method):
     def personal(self, server, client):
         """Return the model as it was after the client's last training."""
         return client["teacher"]
-
-
-def kl_divergence(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
-    """Return KL(teacher || student) of logits `[batch, classes]` over tau, `[batch]`."""
-    log_teacher = F.log_softmax(teacher / tau, 1)
-    log_student = F.log_softmax(student / tau, 1)
-    return (log_teacher.exp() * (log_teacher - log_student)).sum(1)

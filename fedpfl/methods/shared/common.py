@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.pfedsd import kl_divergence
-from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.method import Method
 from fedpfl.models import Parts
 
@@ -56,8 +52,3 @@ class CommonBeside(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the common networks."""
         return {**server, "common": tree.mean(uploads, weight)}, clients
-
-
-def distil(batch: Batch, teacher: Tensor, student: Tensor) -> Tensor:
-    """Return KL(softmax teacher || softmax student), averaged over the samples."""
-    return batch.mean(kl_divergence(teacher, student, 1.0))
