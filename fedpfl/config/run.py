@@ -305,8 +305,8 @@ def _deal_choices(
     """Return what each client of the partition has of a choice: its key, how, and the labels."""
     settings = plan.settings
     names = [str(number) for number in range(settings.clients)]
-    for clients in (dealt_data.federation, dealt_data.newcomers):
-        for client, name in enumerate(clients.client_names if clients else ()):
+    for clients in filter(None, (dealt_data.federation, dealt_data.newcomers)):
+        for client, name in enumerate(clients.client_names):
             names[clients.partition_number(client)] = name
     speeds: list[float] = []
     if plan.system:

@@ -9,7 +9,7 @@ import torch
 
 from fedpfl.ground.errors import FedpflError
 
-Assign = Literal["cycle", "random", "device"] | dict[str, str]
+Assign = Literal["cycle", "random", "device"] | dict[str | int, str]
 
 
 def deal_choices(
@@ -39,14 +39,16 @@ def deal_choices(
     if assign == "cycle":
         return [client % count for client in range(clients)]
     if isinstance(assign, dict):
-        wrong = [name for name in {**assign, **dict.fromkeys(names)} if name not in names]
-        wrong += [name for name in names if assign.get(name) not in labels]
+        # Clients without names are numbers, which the command line gives as such.
+        label_of = {str(name): label for name, label in assign.items()}
+        wrong = [name for name in label_of if name not in names]
+        wrong += [name for name in names if label_of.get(name) not in labels]
         if wrong:
             raise FedpflError(
                 f"{key} must name one of {', '.join(labels)} for each client, and has"
-                f" {assign.get(wrong[0])} for {wrong[0]}"
+                f" {label_of.get(wrong[0])} for {wrong[0]}"
             )
-        return [labels.index(assign[name]) for name in names]
+        return [labels.index(label_of[name]) for name in names]
     if assign == "device" and not speeds:
         raise FedpflError(f"{key}=device goes by clients' devices; use system=simulated")
     order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed))

@@ -6,7 +6,6 @@ This is all that a run does. session.py writes, shows and saves each round.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -161,14 +160,15 @@ def _evaluate_everyone(
 
 def _list_loads(run: Run, outcome: engine.Outcome) -> dict[str, dict[int, float]]:
     """Return what clients of each kind computed and moved in a round, by column and number."""
-    columns: dict[str, Counter[int]] = {}
+    columns: dict[str, dict[int, float]] = {}
     for load in outcome.turn_loads if run.kinds else ():
         numbers = [run.federation.partition_number(client) for client in load.clients]
         values = {**load.traffic, "flops": load.flops[:, 0]}
         for name in tree.select(values, KIND_COLUMNS[2:]):
-            counts = dict(zip(numbers, values[name].tolist(), strict=True))
-            columns.setdefault(name, Counter()).update(counts)
-    return {**columns}
+            column = columns.setdefault(name, {})
+            for number, value in zip(numbers, values[name].tolist(), strict=True):
+                column[number] = column.get(number, 0) + value
+    return columns
 
 
 def _describe_global_draws(run: Run) -> list[str]:
