@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,11 @@ def sites_test_fraction(*, _root_: DictConfig) -> float | None:
     return DEFAULT_TEST_FRACTION
 
 
+def read_json_value(file: str, key: str) -> Any:
+    """Return a value of a JSON file."""
+    return json.loads(Path(file).expanduser().read_bytes())[key]
+
+
 def _sites_folder(config: DictConfig) -> Path:
     """Return dataset.path. Raises FedpflError where it has no value."""
     folder = OmegaConf.select(config, "dataset.path")
@@ -99,6 +105,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lookup": look_up_value,
     "folder": choice_folder,
     "count_sites": count_sites,
+    "read_json_value": read_json_value,
     "sites_test_fraction": sites_test_fraction,
     "count_hf_clients": count_hf_clients,
     "hf_test_fraction": hf_test_fraction,

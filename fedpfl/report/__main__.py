@@ -38,6 +38,7 @@ from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
 from fedpfl.report.load import Directory, no_runs_error, print_to_stderr, read_directories, runs
+from fedpfl.report.other_code import other_code_table
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.power import INTERVAL_TEXTS
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
@@ -131,6 +132,7 @@ OPTIONS = {
         "best-checkpoint: of every N rounds only; paper: 100", type=_parse_positive, metavar="N"
     ),
     "--published": _take_switch("published values beside any set-up"),
+    "--beside": _take_list("results of other code as rows: PFLlib's .h5, FL-bench's metrics.csv"),
     "--fairness": _take_switch("also which clients FedAvg+FT and Local-Only serve better"),
     "--interval": _choose_one(
         INTERVAL_TEXTS, "", "95 %% intervals instead of deviations: over seeds, clients or both"
@@ -241,6 +243,8 @@ def _show_tables(options: Namespace) -> None:
         interval=options.interval,
     )
     _show_table("accuracy", table, options)
+    if options.beside:
+        _show_table("other_code", other_code_table(options.beside, options.select), options)
     if options.reference:
         _show_table("curves", curve_table(shown_runs, options.reference), options)
     kinds = kinds_table(shown_runs)
@@ -466,8 +470,8 @@ def _show_table(name: str, table: Table, options: Namespace) -> None:
 # ---- the table of commands
 
 _TABLES = (
-    "--columns --format --pm --caption --select --every --published --fairness --interval "
-    "--reference --out"
+    "--columns --format --pm --caption --select --every --published --beside --fairness "
+    "--interval --reference --out"
 )
 COMMANDS = {
     "": Command(

@@ -32,7 +32,7 @@ def dataset_label(values: Values) -> str:
     name = str(values["name"])
     if name == "npz" and values.get("path"):
         return one_line(Path(values["path"]).stem)
-    if name in ("sites", "hf") and values.get("path"):
+    if name in ("sites", "hf", "pfllib", "flbench") and values.get("path"):
         return one_line(Path(values["path"]).name)
     title = DATASET_TITLES.get(name, one_line(name))
     # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by

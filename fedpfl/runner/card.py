@@ -176,7 +176,7 @@ def list_public_datasets(dataset: Values) -> list[str]:
     name = dataset["name"]
     if name == "hf" and not Path(dataset["path"]).exists():
         return [dataset["path"]]
-    return [] if name in ("hf", "memory", "npz", "sites") else [name]
+    return [] if name in ("hf", "memory", "npz", "sites", "pfllib", "flbench") else [name]
 
 
 def _describe_outputs(run: Trained) -> str:

@@ -47,6 +47,8 @@ UNSET = {
     # Of data that are at hand, clients and test parts are counted (tests/data).
     "sites": ["dataset.path=null", "clients=3"],
     "hf": ["dataset.path=mine", "partition.test_fraction=0.2"],
+    "pfllib": ["dataset.path=mine", "clients=3"],
+    "flbench": ["dataset=flbench", "dataset.path=mine", "clients=3"],
     "tuned": ["quantile.q=0.9"],
     "file": ["partition.path=mine.json"],
     "paper": ["dataset=fmnist"],

@@ -140,7 +140,12 @@ def test_download_of_what_is_absent(tmp_path, idx_files, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in DATA_SETS if name not in ("digits", "npz", "sites", "memory", "hf")]
+    "name",
+    [
+        name
+        for name in DATA_SETS
+        if name not in ("digits", "npz", "sites", "memory", "hf", "pfllib", "flbench")
+    ],
 )
 def test_absent_and_no_network(tmp_path, name):
     message = one_line(lambda: load_samples(name, tmp_path / "data"))

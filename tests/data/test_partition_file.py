@@ -133,8 +133,8 @@ def test_what_is_no_partition_or_does_not_fit_is_one_line(write, held, message):
 
 
 def test_other_files_are_not_opened(write):
-    told = refusal(write("x", "partition.pkl"))
-    assert told.startswith("partition.path must end in .npz or .json, got ")
+    told = refusal(write("x", "partition.txt"))
+    assert told.startswith("partition.path must end in .npz, .json, .pkl, got ")
     assert refusal("absent.npz") == "partition.path: there is no file absent.npz; check the path"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.texts import SPLIT_NAMES
 from fedpfl.data.partition.common import SPLITS, Indices, Partition, split_clients
+from fedpfl.data.pickles import PlainUnpickler
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.ranges import ProportionBelowOne
 
@@ -24,7 +27,7 @@ def file(
     path: Path | str,
     test_fraction: ProportionBelowOne = 0.25,
 ) -> Partition:
-    """Deal samples by a file of their indices in the data set: a run's partition.npz, or JSON.
+    """Deal samples by a file of their indices: a run's partition.npz, JSON or FL-bench's pickle.
 
     JSON holds a list or an object with an entry per client: an object of its `train`, `test` and,
     if there are any, `val` (or `validation`) samples, or a list of all its samples, which
@@ -36,13 +39,10 @@ def file(
     path = Path(path).expanduser()
     if not path.is_file():
         raise FedpflError(f"partition.path: there is no file {path}; check the path")
-    if path.suffix not in (".npz", ".json"):
-        raise FedpflError(
-            f"partition.path must end in .npz or .json, got {path}; a pickle could run code, so it "
-            "is not read: docs/data.md has the line that writes one as JSON"
-        )
+    if path.suffix not in READERS:
+        raise FedpflError(f"partition.path must end in {', '.join(READERS)}, got {path}")
     try:
-        holdings, names = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        holdings, names = READERS[path.suffix](path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
         reason = error_text(error, with_class=True)
         raise FedpflError(
@@ -75,10 +75,9 @@ def _read_npz(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...]]:
     return splits, names
 
 
-def _read_json(path: Path) -> tuple[Any, tuple[str, ...]]:
+def _read_entries(entries: Any) -> tuple[Any, tuple[str, ...]]:
     """Read one entry per client, sorted by number or else named by its key."""
     # ---- Step 1: an entry per client, in a list or under their numbers or names.
-    entries = json.loads(path.read_bytes())
     names: tuple[str, ...] = ()
     if isinstance(entries, dict):
         entries = entries.get("data_indices", entries)
@@ -95,7 +94,7 @@ def _read_json(path: Path) -> tuple[Any, tuple[str, ...]]:
         raise ValueError("it has no entry per client")
 
     # ---- Step 2: lists of all samples, which are split here, or splits as the file has them.
-    if all(isinstance(entry, list) for entry in entries):
+    if all(isinstance(entry, list | np.ndarray) for entry in entries):
         return [_check_indices(entry, client) for client, entry in enumerate(entries)], names
     splits: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, entry in enumerate(entries):
@@ -110,9 +109,21 @@ def _read_json(path: Path) -> tuple[Any, tuple[str, ...]]:
     return splits, names
 
 
+READERS: dict[str, Callable[[Path], tuple[Any, tuple[str, ...]]]] = {
+    ".npz": _read_npz,
+    ".json": lambda path: _read_entries(json.loads(path.read_bytes())),
+    ".pkl": lambda path: _read_entries(PlainUnpickler(io.BytesIO(path.read_bytes())).load()),
+}
+"""By the ending of a file's name."""
+
+
 def _check_indices(values: Any, client: int) -> Indices:
     """Return a list of whole numbers as an array, or raise ValueError."""
     array = np.asarray(values)
-    if not isinstance(values, list) or array.ndim != 1 or (values and array.dtype.kind != "i"):
+    if (
+        not isinstance(values, list | np.ndarray)
+        or array.ndim != 1
+        or (array.size and array.dtype.kind != "i")
+    ):
         raise ValueError(f"the samples of client {client} are no list of whole numbers")
     return array.astype(np.int64)
