@@ -38,7 +38,6 @@ from fedpfl.ground.words import check_words
 from fedpfl.remote import app, sites
 from fedpfl.remote.node import NodePolicy, make_run_node
 from fedpfl.remote.server import InProcessGrid
-from fedpfl.runner import header
 from fedpfl.runner.faults import run_guarded
 
 
@@ -97,7 +96,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _play_words(words: Sequence[str]) -> int:
-    header.tell_run(play_federation(words))
+    play_federation(words)
     return 0
 
 

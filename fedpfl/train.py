@@ -39,7 +39,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.terminal import print_notice
 from fedpfl.record import console
-from fedpfl.runner import dry_run, header, session, trials
+from fedpfl.runner import dry_run, session, trials
 from fedpfl.runner.faults import EXIT_STATUS, TrialPruned, user_errors
 
 DRY_RUN = "--dry-run"
@@ -97,7 +97,6 @@ def job(cfg: DictConfig) -> str | None:
             raise
         sys.exit(1)
     finally:
-        header.tell_run(path)
         remove_empty_folders(path)
     return None
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, ClassVar, TextIO
 
+from fedpfl.ground import answer
 from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.callbacks import Callback, RunInfo
@@ -58,6 +59,7 @@ class Console(Callback):
 
     def on_begin(self, run: RunInfo) -> None:
         """Print the first lines and start the bar."""
+        self._path = run.path
         self._rounds = run.rounds
         self._round = run.start_round
         self._label = run_label.get()
@@ -114,6 +116,7 @@ class Console(Callback):
 
     def on_end(self, status: str, summary: Values) -> None:
         """Stop the bar and say how it ended."""
+        answer.add_facts(runs=[{"path": self._path, **summary, "status": status}])
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

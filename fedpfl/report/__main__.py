@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import sys
@@ -116,7 +115,6 @@ OPTIONS = {
     "compare words": _take_value(_SIDES_HELP, metavar="A|B|KEY=VALUE"),
     "--columns": _take_list(f"only these, as accuracy,bits_up: of rounds.csv, {_FIELD_NAMES}"),
     "--format": _choose_one(FORMATS, None, "of tables; default: terminal, with --out all others"),
-    "ls --format": _choose_one([*FORMATS, "json"], "terminal", "default: terminal"),
     "--pm": _take_switch("deviations as mean ± std"),
     "--caption": _take_value("of the table, above its own", metavar="TEXT"),
     "--select": _choose_one(SELECTIONS, "last", _SELECT_HELP),
@@ -148,7 +146,7 @@ OPTIONS = {
     "--only": _choose_one(("tables", "figures"), "", "of the existing runs"),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
-    "--sort": _take_value("by a key of --format json; default: as in tables", metavar="KEY"),
+    "--sort": _take_value("by a key of --json; default: as in tables", metavar="KEY"),
     "--yes": _take_switch("do not ask"),
     "--out": _take_value(
         "default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR"
@@ -378,13 +376,9 @@ def _list_runs(options: Namespace) -> None:
         entries = [entry for entry in entries if entry.directory.status in options.status]
     if options.sort:
         entries = listing.sort_entries(entries, options.sort)
-    records = [entry.record for entry in entries]
-    answer.add_facts(runs=records)
-    if options.format == "json":
-        text = json.dumps(records, indent=2) + "\n"
-    else:
-        text = render(listing.entries_table(entries), options.format, terminal_width() or _WIDE)
-    print(text, end="")
+    answer.add_facts(runs=[entry.record for entry in entries])
+    form = options.format or "terminal"
+    print(render(listing.entries_table(entries), form, terminal_width() or _WIDE), end="")
 
 
 def _compare_sides(options: Namespace) -> None:

@@ -168,13 +168,9 @@ class Table:
     @property
     def record(self) -> Record:
         """Return the table for programs: its texts, and its exact numbers by column."""
-        return {
-            "title": self.title,
-            "caption": self.caption,
-            "notes": self.notes,
-            "commands": self.commands,
-            "rows": self.frame.to_dict("records"),
-        }
+        names = ("title", "caption", "notes", "commands")
+        texts = {name: getattr(self, name) for name in names}
+        return {**texts, "rows": self.frame.to_dict("records")}
 
     def texts(self, form: str, escape: Callable[[str], str]) -> tuple[list[int], list[list[str]]]:
         """Return the indices of columns that are not empty, and the text of all cells.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +14,13 @@ from fedpfl.config.messages import describe_choice
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.ground import answer, tree
-from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
-from fedpfl.record import console, environment, run_files
+from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
@@ -219,14 +217,6 @@ def _describe_network(net: Net) -> str:
     return text
 
 
-def tell_run(path: Path) -> None:
-    """Add a run to the command's answer: its directory and its summary, if it has one."""
-    with contextlib.suppress(FedpflError):
-        summary = run_files.read_summary_file(path)[0]
-        if summary:
-            answer.add_facts(runs=[{"path": path, **summary}])
-
-
 def report_finished(directory: RunDirectory, quiet: bool) -> None:
     """Report that the run is already finished.
 
@@ -236,6 +226,7 @@ def report_finished(directory: RunDirectory, quiet: bool) -> None:
     """
     for note in directory.notes:
         append_to_log(directory.path, note)
+    answer.add_facts(runs=[{"path": directory.path, **directory.summary}])
     result = console.describe_result(directory.summary) or "no test samples"
     # Of a sweep's run the sweeper reports the outcome.
     label = console.run_label.get()

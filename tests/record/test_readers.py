@@ -6,7 +6,6 @@ the export either shows what the run wrote or names the directory in one line.
 """
 
 import csv
-import json
 import random
 import re
 import shutil
@@ -23,6 +22,7 @@ import torch
 
 import fedpfl
 from fedpfl import export
+from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.__main__ import main
 from tests.command import TINY, call_main, format_override, play_run
@@ -132,15 +132,17 @@ def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
         assert clients is None or clients.equals(truth.clients)
         logits = told(run, lambda: found.predict(0, found.samples(0)[0]), lines)
         assert logits is None or logits.equal(truth.logits)
-    listed, _ = printed("ls", run, "--format", "json")
+    answer._facts.clear()
+    printed("ls", run)
+    listed = answer.make_plain(answer._facts.get("runs", []))
     shown, skipped = printed("tables", run, "--format", "csv")
     if table is None or not len(table):
-        assert [one["accuracy"] for one in json.loads(listed or "[]")] in ([], [None])
+        assert [one["accuracy"] for one in listed] in ([], [None])
         assert not shown
         assert any(str(run) in line for line in skipped)
         return False
     assert table.equals(truth.rounds)
-    assert json.loads(listed)[0]["accuracy"] == table["accuracy"].iloc[-1]
+    assert listed[0]["accuracy"] == table["accuracy"].iloc[-1]
     (row,) = csv.DictReader(StringIO(shown))
     assert (float(row["accuracy"]), row["method"]) == (table["accuracy"].iloc[-1], "FedCAC")
     return True

@@ -1,7 +1,6 @@
 """What a run directory is at this moment, the list of runs, and trials, which are left out."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -13,10 +12,9 @@ import pytest
 
 from fedpfl.ground import lock
 from fedpfl.report import groups, listing, load, runs
-from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
 from tests.conftest import read_cases
-from tests.report.test_report import amend, read_output, read_refusal, write_run
+from tests.report.test_report import amend, list_records, read_output, read_refusal, write_run
 
 HOUR = 3600.0
 HOLD = """
@@ -150,11 +148,10 @@ dataset=FMNIST --status finished => avg1 obp layer
 """
 
 
-def test_sorted_and_chosen(several: Path, capsys: pytest.CaptureFixture) -> None:
+def test_sorted_and_chosen(several: Path) -> None:
     for line in CHOICES.strip().splitlines():
         options, _, left = line.partition(" =>")
-        assert main(["ls", str(several), "--format", "json", *options.split()]) == 0
-        found = [Path(row["path"]).name for row in json.loads(capsys.readouterr().out)]
+        found = [Path(row["path"]).name for row in list_records(several, *options.split())]
         assert found == left.split(), options
 
 

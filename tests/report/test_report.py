@@ -13,6 +13,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from fedpfl.ground import answer
 from fedpfl.ground.identity import identity
 from fedpfl.record import digests
 from fedpfl.report import figures, groups, runs
@@ -110,6 +111,13 @@ def read_output(capsys: Any, *words: str | Path, code: int = 0) -> tuple[str, st
     capsys.readouterr()
     assert main([*map(str, words)]) == code
     return capsys.readouterr()
+
+
+def list_records(*words: str | Path) -> list[dict[str, Any]]:
+    """Return the runs that `ls --json` answers with."""
+    answer._facts.clear()
+    assert main(["ls", *map(str, words)]) == 0
+    return answer.make_plain(answer._facts["runs"])
 
 
 def read_refusal(capsys: Any, *words: str | Path) -> str:

@@ -1,6 +1,5 @@
 """No wrong number in silence: mixed settings, damaged and hostile run directories."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,7 +7,15 @@ import pytest
 import yaml
 
 from fedpfl.report.__main__ import main
-from tests.report.test_report import add_columns, amend, config, read_csv, read_output, write_run
+from tests.report.test_report import (
+    add_columns,
+    amend,
+    config,
+    list_records,
+    read_csv,
+    read_output,
+    write_run,
+)
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\nmean‮|$x_1^{$ <b>&"
 
@@ -61,7 +68,7 @@ def test_traffic_is_divided_by_those_that_took_part(tmp_path, capsys):
     write_run(tmp_path / "b", method="fedper")
     found = {row["method"]: float(row["values_down"]) for row in table(capsys, tmp_path)}
     assert found == {"FedAvg": 28_000 / 20, "FedPer": 28_000 / 40}
-    listed = json.loads(read_output(capsys, "ls", tmp_path, "--format", "json")[0])
+    listed = list_records(tmp_path)
     # One client in the last round, and ten
     assert [row["bits"] for row in listed] == [512_000.0, 51_200.0]
 
@@ -107,7 +114,7 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path, capsys
     note = "Empty, as a model was not finite, a client did not answer or none has test samples: "
     note += "FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
     assert note in text_of(read_output(capsys, "tables", tmp_path)[0])
-    (listed,) = json.loads(read_output(capsys, "ls", tmp_path, "--format", "json")[0])
+    (listed,) = list_records(tmp_path)
     assert (listed["accuracy"], listed["evaluated"]) == (None, 4)
     (best,) = table(capsys, tmp_path, "--select", "best-checkpoint")
     assert (best["accuracy"], best["round"]) == ("80.0", "2")
