@@ -1,9 +1,9 @@
 """Judge a submitted method by a contract, and add a line to a ledger (docs/arena.md).
 
-    fedpfl arena contract.yaml mine.py [LEDGER]   # LEDGER: a folder, by default outputs/arena/contract
-    fedpfl arena verify LEDGER                    # repeats each line, bit for bit
+    fedpfl arena contract.yaml mine.py [LEDGER]   # LEDGER: a file, by default arena.jsonl
+    fedpfl arena verify LEDGER                    # judges each line's submission again, bit for bit
 
---unsealed is for systems that cannot seal a submission's processes.
+A system that cannot seal the processes of a submission runs it as any program of yours.
 Exit status: 0 judged, or equal; 1 refused, or not equal; 2 the command, the contract or the system.
 """
 
@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import yaml
@@ -31,10 +30,10 @@ from fedpfl.config import run as config_run
 from fedpfl.config.dealing import DealtData, Share, deal_data, share_nothing
 from fedpfl.config.plan import Plan, check_config
 from fedpfl.data import Federation
-from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground import answer, seal
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import atomic_output
 from fedpfl.ground.ranges import Count, Positive, WholeNumber
 from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
@@ -51,9 +50,9 @@ CHOSEN_WORD = re.compile(r"(method\.\w+|local\.lr)=[\w.+-]+", re.ASCII)
 BLATANT_SHARE = 90
 """Percent of false labels that no honest method predicts."""
 SCRIPT = """import sys
-from fedpfl.ground.seal import seal_process
+from fedpfl.ground.seal import is_sealable, seal_process
 folder = sys.argv.pop(1)
-folder and seal_process(folder)
+is_sealable() and seal_process(folder)
 from fedpfl.__main__ import main
 main()"""
 
@@ -71,7 +70,6 @@ class Contract:
         baseline: the method beside which a submission is judged.
         seeds: how many fresh ones.
         trials: of the search for each side's values; 0: they are the defaults.
-        finetuned: whether models are judged after fine-tuning.
         bits: that travel, down and up together: at most so many times the baseline's.
         flops: of training: at most so many times the baseline's.
     """
@@ -80,17 +78,8 @@ class Contract:
     baseline: str = "fedavg"
     seeds: Count = 5
     trials: WholeNumber = 0
-    finetuned: bool = False
     bits: Positive = 1.0
     flops: Positive = 1.0
-
-
-class Case(NamedTuple):
-    """Hold a contract and a submission, as they are in their files."""
-
-    contract: bytes
-    code: bytes
-    is_sealed: bool
 
 
 def main() -> int:
@@ -99,24 +88,16 @@ def main() -> int:
 
 
 def _run_words(arguments: Sequence[str]) -> int:
-    words = [word for word in arguments if word != "--unsealed"]
-    is_sealed = len(words) == len(arguments)
-    if is_sealed and words[0] != "play" and not seal.is_sealable():
-        raise FedpflError(
-            "this system cannot seal a submission's processes (Linux 6.7 can, with Landlock);"
-            " --unsealed runs it as any program of yours"
-        )
     try:
-        match words:
-            case ["play", is_finetuned, *run_words]:
-                return play_blindly(bool(is_finetuned), run_words)
+        match [*arguments]:
+            case ["play", *run_words]:
+                return play_blindly(run_words)
             case ["verify", ledger]:
-                return verify_ledger(Path(ledger), is_sealed)
-            case [contract, file, *folder] if len(folder) < 2:
-                target = Path(*folder or ("outputs", "arena", Path(contract).stem))
-                case = Case(Path(contract).read_bytes(), Path(file).read_bytes(), is_sealed)
-                return add_submission(case, target)
-    except (OSError, yaml.YAMLError) as error:
+                return verify_ledger(Path(ledger))
+            case [contract, file, *ledgers] if len(ledgers) < 2:
+                target = Path(*ledgers or ("arena.jsonl",))
+                return add_submission(Path(contract).read_text(), Path(file).read_text(), target)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise FedpflError(" ".join(str(error).split())) from None
     raise FedpflError("give CONTRACT.yaml FILE.py [LEDGER], or verify LEDGER")
 
@@ -124,77 +105,71 @@ def _run_words(arguments: Sequence[str]) -> int:
 # ---- the ledger
 
 
-def add_submission(case: Case, folder: Path) -> int:
-    """Judge a submission and append its line; return the exit status."""
-    ledger, contract = folder / "ledger.jsonl", folder / "contract.yaml"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not ledger.exists():
-        contract.write_bytes(case.contract)
-        ledger.touch()
-    if contract.read_bytes() != case.contract:
-        raise FedpflError(f"{folder} is of another contract; name a new folder for its ledger")
-    lines = ledger.read_bytes()
-    entry = judge_submission(case, lines)
-    if ledger.read_bytes() != lines:
+def add_submission(contract: str, code: str, ledger: Path) -> int:
+    """Judge a submission and append its line to a ledger; return the exit status."""
+    lines = ledger.read_text() if ledger.exists() else ""
+    entry = judge_submission(contract, code, lines)
+    if lines != (ledger.read_text() if ledger.exists() else ""):
         raise FedpflError(f"{ledger} has changed while the submission ran; nothing was added")
-    (folder / f"{entry['submission']}.py").write_bytes(case.code)
-    ledger.write_bytes(lines + json.dumps(entry).encode() + b"\n")
+    with atomic_output(ledger) as file:
+        file.write_text(f"{lines}{json.dumps(entry)}\n")
     answer.add_facts(entries=[entry])
     if "refused" in entry:
         print_notice(f"refused: {entry['refused']}")
         return 1
-    accuracy, difference = f"{entry['accuracy']:.2f} %", f"{entry['difference']:+.2f}"
-    print(f"{entry['claim']}: {accuracy}, {difference}: {entry['verdict']}")
+    print(f"{entry['claim']}: {entry['difference']:+.2f} points, {entry['verdict']}")
     return 0
 
 
-def verify_ledger(folder: Path, is_sealed: bool) -> int:
+def verify_ledger(ledger: Path) -> int:
     """Judge each submission of a ledger again; return 0 if all lines are equal, else 1."""
-    status, lines = 0, b""
-    for line in (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True):
+    status, lines = 0, ""
+    for number, line in enumerate(ledger.read_text().splitlines(), 1):
         entry = json.loads(line)
-        code = (folder / f"{entry['submission']}.py").read_bytes()
-        case = Case((folder / "contract.yaml").read_bytes(), code, is_sealed)
-        new_entry = judge_submission(case, lines)
+        new_entry = judge_submission(entry["contract"], entry["code"], lines)
         answer.add_facts(entries=[new_entry])
-        lines += line
-        names = {**entry, **new_entry}.keys() - {"versions"}
+        lines += f"{line}\n"
+        names = {**entry, **new_entry}.keys() - {"versions", "sealed"}
         differences = sorted(name for name in names if entry.get(name) != new_entry.get(name))
-        print(f"{entry['submission']}: {', '.join(differences) or 'equal'}")
+        print(f"line {number}: {', '.join(differences) or 'equal'}")
         if differences:
             print_notice(f"{entry['versions']} there, {new_entry['versions']} here")
             status = 1
     return status
 
 
-def _digest_bytes(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _digest_text(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 # ---- judging
 
 
-def judge_submission(case: Case, lines: bytes) -> Record:
+def judge_submission(contract_text: str, code: str, lines: str) -> Record:
     """Judge a submission; return its line for a ledger that has these lines. Raises FedpflError."""
     # ---- Step 1: seeds follow from the submission and all that was judged before it.
-    contract = build_dataclass(Contract, yaml.safe_load(case.contract), "contract")
-    code, previous = _digest_bytes(case.code), _digest_bytes(lines)
-    texts = [f"{code} {previous} {number}" for number in range(contract.seeds)]
-    seeds = [int(_digest_bytes(text.encode())[:7], 16) for text in texts]
+    if not seal.is_sealable():
+        print_notice("this system cannot seal the processes of a submission (docs/arena.md)")
+    contract = build_dataclass(Contract, yaml.safe_load(contract_text), "contract")
+    digest, previous = _digest_text(code), _digest_text(lines)
+    texts = [f"{digest} {previous} {number}" for number in range(contract.seeds)]
+    seeds = [int(_digest_text(text)[:7], 16) for text in texts]
     entry: Record = {
-        "contract": _digest_bytes(case.contract),
-        "submission": code,
         "previous": previous,
-        "versions": f"fedpfl {__version__}, torch {torch.__version__}, sealed {case.is_sealed}",
+        "contract": contract_text,
+        "code": code,
+        "digest": digest,
+        "versions": f"fedpfl {__version__}, torch {torch.__version__}",
+        "sealed": seal.is_sealable(),
     }
 
     # ---- Step 2: promises, then both sides with each seed.
     try:
-        subjects = ask_process(case, "check", "submission.py")["subjects"]
+        subjects = ask_process(code, "check", "submission.py")["subjects"]
         kind, _, name = subjects[0]["subject"].partition("=")
         if len(subjects) > 1 or kind != "method":
             raise Refused("a submission adds one method, and nothing beside it")
-        rows = [*play_seeds(case, contract, name, seeds)]
+        rows = [*play_seeds(contract, code, name, seeds)]
     except Refused as reason:
         return {**entry, "refused": str(reason)}
 
@@ -203,7 +178,6 @@ def judge_submission(case: Case, lines: bytes) -> Record:
     p = paired_test(differences, "t")
     judged = {
         "claim": f"{name} > {contract.baseline}",
-        "accuracy": sum(row[name]["accuracy"] for row in rows) / len(rows),
         "difference": sum(differences) / len(rows),
         "p": p,
         "verdict": decide_claim(differences, 0, p, 1)[1],
@@ -213,7 +187,7 @@ def judge_submission(case: Case, lines: bytes) -> Record:
     return plain_entry
 
 
-def play_seeds(case: Case, contract: Contract, name: str, seeds: Sequence[int]) -> Iterator[Record]:
+def play_seeds(contract: Contract, code: str, name: str, seeds: Sequence[int]) -> Iterator[Record]:
     """Yield the runs of both sides for each seed, by method. Raises Refused."""
     sides: dict[str, list[str]] = {}
     for method, plugins in ((contract.baseline, "[]"), (name, "[submission.py]")):
@@ -221,7 +195,7 @@ def play_seeds(case: Case, contract: Contract, name: str, seeds: Sequence[int]) 
         chosen: list[str] = []
         if contract.trials:
             search_words = (f"trials={contract.trials}", "seeds=1", "hydra.sweep.dir=tuned")
-            (table,) = ask_process(case, "tune", *words, *search_words)["tables"]
+            (table,) = ask_process(code, "tune", *words, *search_words)["tables"]
             chosen = table["rows"][0]["chosen"].split()
         if method == name and not all(map(CHOSEN_WORD.fullmatch, chosen)):
             raise Refused(f"its search chose {' '.join(chosen)}, which are not its values alone")
@@ -230,8 +204,7 @@ def play_seeds(case: Case, contract: Contract, name: str, seeds: Sequence[int]) 
         federation = read_federation([*sides[contract.baseline], f"seed={seed}"])
         row: Record = {"seed": seed}
         for method, words in sides.items():
-            play_words = ("arena", "play", "finetuned" * contract.finetuned)
-            (run,) = ask_process(case, *play_words, *words, f"seed={seed}")["plays"]
+            (run,) = ask_process(code, "arena", "play", *words, f"seed={seed}")["plays"]
             row[method] = score_predictions(run, federation)
         for budget in ("bits", "flops"):
             share = row[name][budget] / row[contract.baseline][budget]
@@ -240,13 +213,12 @@ def play_seeds(case: Case, contract: Contract, name: str, seeds: Sequence[int]) 
         yield row
 
 
-def ask_process(case: Case, *words: str) -> Record:
+def ask_process(code: str, *words: str) -> Record:
     """Ask a command of a process and a folder of its own, which is gone then. Raises Refused."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "submission.py").write_bytes(case.code)
-        sealed_folder = folder if case.is_sealed else ""
+        Path(folder, "submission.py").write_text(code)
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, sealed_folder, *words, "--json"],
+            [sys.executable, "-c", SCRIPT, folder, *words, "--json"],
             cwd=folder,
             env={**os.environ, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
@@ -263,18 +235,22 @@ def ask_process(case: Case, *words: str) -> Record:
 # ---- a run whose process does not have the labels of test samples
 
 
-def play_blindly(is_finetuned: bool, words: Sequence[str]) -> int:
-    """Play a run on false labels of test samples, and answer with predictions for these."""
+def play_blindly(words: Sequence[str]) -> int:
+    """Play a run on false labels of test samples, and answer with predictions for these.
+
+    They are of fine-tuned models if the run fine-tunes any.
+    """
     config_run.deal_data = deal_blindly
     run = library.run(*words, directory="run", progress=False)
     columns = read_started_run(Path("run")).reproducible_columns
+    is_finetuned = run.config["eval"]["finetune_epochs"] > 0
     predictions = []
     for client in range(len(run)):
         logits = run.predict(client, run.samples(client)[0], is_finetuned)
         predictions.append(logits.argmax(1).tolist())
     play = {
         "identity": run.summary["identity"],
-        "digest": _digest_bytes(columns.to_csv(index=False).encode()),
+        "digest": _digest_text(columns.to_csv(index=False)),
         "bits": columns["bits_down"].sum() + columns["bits_up"].sum(),
         "flops": columns["flops"].sum(),
         "predictions": predictions,
@@ -292,13 +268,12 @@ def deal_blindly(plan: Plan, share: Share) -> DealtData:
 
 def falsify_labels(federation: Federation) -> Tensor:
     """Return labels, those of test samples being another class; only the true ones tell which."""
-    labels = federation.y
-    is_test = torch.zeros(len(labels), dtype=torch.bool)
-    is_test[torch.cat(federation.test)] = True
-    is_test[torch.cat([*federation.train, *federation.validation])] = False
-    generator = torch.Generator().manual_seed(int(fingerprint(labels)[:15], 16))
-    shift = torch.randint(1, federation.classes, labels.shape, generator=generator)
-    return torch.where(is_test, (labels + shift) % federation.classes, labels)
+    labels, indices = federation.y.clone(), torch.cat(federation.test)
+    digest = _digest_text(str(labels.tolist()))
+    generator = torch.Generator().manual_seed(int(digest[:15], 16))
+    shift = torch.randint(1, federation.classes, indices.shape, generator=generator)
+    labels[indices] = (labels[indices] + shift) % federation.classes
+    return labels
 
 
 def read_federation(words: Sequence[str]) -> Federation:

@@ -12,7 +12,7 @@ CREATE_RULES, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 OLDEST_VERSION = 4
 """Of Landlock (Linux 6.7); earlier ones know no TCP."""
 SET_NO_NEW_PRIVILEGES = 38
-NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
+NEW_USER_AND_NETWORK = 0x50000000
 WRITE_FILE = 1 << 1 | 1 << 14
 WRITE_FOLDER = WRITE_FILE | 0b11_1111_1111 << 4
 """Also to make, move and remove files and folders."""
@@ -29,14 +29,14 @@ def seal_process(folder: Path) -> None:
 
     Threads that run already stay as they are, so this comes before any import of torch.
     """
-    # A network of its own, with nothing in it, if the system allows that.
-    ctypes.CDLL(None).unshare(NEW_USER | NEW_NETWORK)
+    kernel = ctypes.CDLL(None)
+    kernel.unshare(NEW_USER_AND_NETWORK)  # an empty network, if the system allows that
     handled = struct.pack("QQ", WRITE_FOLDER, USE_TCP)
     rules = _call_kernel(CREATE_RULES, handled, len(handled), 0)
     for path, rights in ((folder, WRITE_FOLDER), (Path(os.devnull), WRITE_FILE)):
         rule = struct.pack("=Qi", rights, os.open(path, os.O_PATH))
         _call_kernel(ADD_RULE, rules, 1, rule, 0)
-    ctypes.CDLL(None).prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    kernel.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if _call_kernel(RESTRICT_SELF, rules, 0):
         raise OSError("Landlock refuses to seal this process")
 

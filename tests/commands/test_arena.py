@@ -98,7 +98,8 @@ def place(monkeypatch, tmp_path: Path) -> Path:
     (tmp_path / "contract.yaml").write_text(yaml.safe_dump(contract))
 
     def run_here(line: list[str], cwd: str, **_: object) -> SimpleNamespace:
-        assert line[3] == cwd == str(Path(cwd))  # sealed in its folder
+        assert "seal_process(folder)" in line[2]
+        assert line[3] == cwd  # its folder
         main = partial(answer.run_command, MAINS[line[4]])
         with contextlib.chdir(cwd):
             return SimpleNamespace(stdout=call_main(main, *line[5:]).out.encode())
@@ -119,7 +120,7 @@ def submit(place: Path, hooks: str, *words: str) -> tuple[int, dict, str]:
     """Submit a method; returns the status, the ledger's last line, and what was said."""
     (place / "mine.py").write_text(HEAD + hooks + TAIL)
     result = call_main(arena.main, "contract.yaml", "mine.py", *words)
-    lines = (place / "outputs/arena/contract/ledger.jsonl").read_text().splitlines()
+    lines = (place / "arena.jsonl").read_text().splitlines()
     entry = json.loads(lines[-1])
     assert find_faults({"fedpfl": "", "status": 0, "entries": [entry]}, SCHEMA) == []
     return result.code, entry, result.out + result.err
@@ -131,8 +132,7 @@ def test_a_submission_is_judged_and_repeated(place: Path, monkeypatch):
     assert (status, entry["claim"]) == (0, "mine > fedavg")
     (row,) = entry["rows"]
     assert entry["difference"] == row["mine"]["accuracy"] - row["fedavg"]["accuracy"]
-    assert f"{entry['accuracy']:.2f} %" in said
-    assert entry["verdict"] in said
+    assert said == f"mine > fedavg: {entry['difference']:+.2f} points, {entry['verdict']}\n"
 
     # ---- The score is the accuracy of a run with the true labels.
     words = ["method=fedavg", *arena.COMMON_WORDS, *contract["words"], f"seed={row['seed']}"]
@@ -141,25 +141,16 @@ def test_a_submission_is_judged_and_repeated(place: Path, monkeypatch):
     assert row["fedavg"]["accuracy"] == pytest.approx(run.rounds["accuracy"].iloc[-1], abs=1e-4)
 
     # ---- Another line has other seeds; both are repeated, and an edited one is not.
-    ledger = place / "outputs/arena/contract"
     _, refused, _ = submit(place, CHEATS["are two"].partition("=>")[0])
     assert refused["previous"] != entry["previous"]
-    result = call_main(arena.main, "verify", str(ledger))
-    assert (result.code, result.out.count(": equal\n")) == (0, 2)
-    text = (ledger / "ledger.jsonl").read_text()
-    (ledger / "ledger.jsonl").write_text(text.replace('"p": null', '"p": 0.01'))
-    judged = {one["submission"]: one for one in (entry, refused)}
-    monkeypatch.setattr(
-        arena, "judge_submission", lambda case, _: judged[arena._digest_bytes(case.code)]
-    )
-    result = call_main(arena.main, "verify", str(ledger))
-    first, second = judged
-    assert (result.code, result.out) == (1, f"{first}: p\n{second}: equal\n")
-
-    # ---- A ledger has one contract.
-    (place / "contract.yaml").write_text(yaml.safe_dump({**contract, "flops": 9}))
-    result = call_main(arena.main, "contract.yaml", "mine.py")
-    assert (result.code, "of another contract" in result.err) == (2, True)
+    result = call_main(arena.main, "verify", "arena.jsonl")
+    assert (result.code, result.out) == (0, "line 1: equal\nline 2: equal\n")
+    text = (place / "arena.jsonl").read_text()
+    (place / "arena.jsonl").write_text(text.replace('"p": null', '"p": 0.01'))
+    judged = {one["code"]: one for one in (entry, refused)}
+    monkeypatch.setattr(arena, "judge_submission", lambda contract, code, lines: judged[code])
+    result = call_main(arena.main, "verify", "arena.jsonl")
+    assert (result.code, result.out) == (1, "line 1: p\nline 2: equal\n")
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
@@ -174,21 +165,24 @@ def test_a_cheating_submission_is_refused(cheat: str, place: Path):
 
 def test_a_ledger_that_changes_meanwhile_is_left_alone(place: Path, monkeypatch):
     """As it would on a system that cannot seal."""
-    ledger = place / "outputs/arena/contract/ledger.jsonl"
+    ledger = place / "arena.jsonl"
 
-    def write_ledger(case: arena.Case, *_: str) -> None:
+    def write_ledger(*_: str) -> None:
         ledger.write_text("mine is best\n")
         raise arena.Refused("it ran")
 
     monkeypatch.setattr(arena, "ask_process", write_ledger)
+    monkeypatch.setattr(seal, "is_sealable", lambda: False)
     (place / "mine.py").write_text("")
-    result = call_main(arena.main, "contract.yaml", "mine.py", "--unsealed")
-    assert (result.code, "has changed while the submission ran" in result.err) == (2, True)
+    result = call_main(arena.main, "contract.yaml", "mine.py")
+    assert result.code == 2
+    assert "this system cannot seal" in result.err
+    assert "has changed while the submission ran" in result.err
     assert ledger.read_text() == "mine is best\n"
 
 
 WRONG = {
-    "verify nowhere": "No such file or directory: 'nowhere/ledger.jsonl'",
+    "verify nowhere": "No such file or directory: 'nowhere'",
     "contract.yaml": "give CONTRACT.yaml FILE.py",
     "broken.yaml mine.py": "expected",
     "unknown.yaml mine.py": "contract.sheeds is not a key here; known keys: words,",
@@ -196,7 +190,7 @@ WRONG = {
 }
 
 
-def test_mistakes_are_one_line(place: Path, monkeypatch):
+def test_mistakes_are_one_line(place: Path):
     (place / "mine.py").write_text(HEAD + TAIL)
     (place / "broken.yaml").write_text("words: [")
     (place / "unknown.yaml").write_text("words: []\nsheeds: 3")
@@ -205,9 +199,6 @@ def test_mistakes_are_one_line(place: Path, monkeypatch):
         result = call_main(arena.main, *line.split())
         assert (result.code, result.err.count("\n")) == (2, 1), result.err
         assert message in result.err
-    monkeypatch.setattr(seal, "is_sealable", lambda: False)
-    result = call_main(arena.main, "contract.yaml", "mine.py")
-    assert (result.code, "cannot seal" in result.err) == (2, True)
 
 
 needs_landlock = pytest.mark.skipif(not seal.is_sealable(), reason="needs Landlock")
@@ -268,8 +259,8 @@ def test_a_submission_in_processes_that_are_sealed(place: Path, monkeypatch):
     (place / "contract.yaml").write_text(yaml.safe_dump(contract))
     status, entry, said = submit(place, "")
     assert (status, entry["verdict"]) == (0, "needs 2 more seeds to be tested"), said
-    ledger = place / "outputs/arena/contract"
-    writes = f"\n    open({str(ledger / 'ledger.jsonl')!r}, 'a')\n"
+    ledger = place / "arena.jsonl"
+    writes = f"\n    open({str(ledger)!r}, 'a')\n"
     status, entry, _ = submit(place, writes)
     assert "PermissionError" in entry["refused"]
     reads = CHEATS["reads test labels"].partition("=>")[0].replace("find_federation()", FOUND)
