@@ -109,6 +109,15 @@ def test_a_place_without_a_singular_value_goes_on_from_its_former_row():
     assert_same(new["model"][a][:, 1:], server["model"][a][:, 1:])
 
 
+def test_hetlora_goes_by_samples_where_no_product_has_a_norm():
+    method = METHODS["hetlora"]()
+    server = begin_server(method)
+    held = method.prepare(server, {"number": torch.tensor(2)})["held"]
+    uploads = {"model": Agreed(server["model"], held)}
+    new, _ = method.aggregate(server, {}, None, tree.repeat(uploads, 3), WEIGHT, None)
+    assert_close(new["model"], server["model"])
+
+
 def run_of(*words: str) -> Run:
     adapter = ("adapter=lora", "adapter.layers=[linear]", "method=hetlora", *words)
     return build_run(check_config(compose_once(*TINY, "dataset=digits", *adapter)))
@@ -121,6 +130,8 @@ def test_ranks_are_dealt_in_turn_at_random_by_device_and_by_name(tmp_path):
     one, equal = (run_of(f"adapter.rank={rank}").net for rank in ("4", "[4,4]"))
     assert one.parts.ranks == equal.parts.ranks == ()
     assert_same(one.params, equal.params)
+    added = run_of("adapter.rank=4", "method=fedex_lora").net.params.keys() - one.params.keys()
+    assert added == {"hidden.0.lora_residue"}
     # ---- Newcomers keep theirs and stand last.
     dealt = run_of(ranks, "clients=7", "unseen=0.3")
     numbers = dealt.federation.partition_numbers + dealt.newcomers.partition_numbers
@@ -170,5 +181,8 @@ def test_what_travels_is_the_clients_own_rank():
     server = make_initial_state(run.method, run.net, 4, CPU).server
     clients = [run.method.prepare(server, {"number": torch.tensor(i)}) for i in (0, 1)]
     counts = [int(count_traffic(run.method.download(server, own)).values) for own in clients]
+    # Noise, too, must not move what else there is.
+    masks = [run.method.phases(server, own, server["model"], 1)[0].mask for own in clients]
+    assert_same(masks, [own["held"] for own in clients])
     layer = 28 * 28 + 8  # inputs and outputs
     assert counts == [2 * layer + 90, 4 * layer + 90]
