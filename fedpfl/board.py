@@ -3,10 +3,11 @@
     python -m fedpfl.board suite=small                       # conf/board/small.yaml; writes outputs/board/small/
     python -m fedpfl.board suite=small method=fedavg,fedper,local_only trials=4 seeds=2
     python -m fedpfl.board verify 3d2c suite=small           # run a row again and compare it
+    python -m fedpfl.board submit 3d2c suite=small           # make the folder to send (CONTRIBUTING.md)
 
 Each method is tuned as `python -m fedpfl.tune` does: the same number of trials, chosen by
 validation samples (`metric=val_ft_accuracy`: after fine-tuning), then fresh seeds. Other words are
-those of fedpfl.train, for all runs, launchers included; `verify` takes the words that the board was
+those of fedpfl.train, for all runs, launchers included; `verify` and `submit` take the words that the board was
 made with. The same command continues an interrupted board. `verify` exits with 0 if the row is
 equal, with 1 if it is not.
 """
@@ -24,6 +25,8 @@ if __name__ == "__main__":
 import hashlib
 import math
 import re
+import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +34,7 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
-from fedpfl.config import overrides
+from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import check_config
 from fedpfl.config.sweep import preload_datasets
@@ -127,6 +130,7 @@ class BoardCommand(NamedTuple):
 def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     """Read the command line. Raises FedpflError."""
     words = check_words(arguments, (), HELP_ADVICE)
+    plugins.load_plugins(overrides.read_list_value(words, "plugins"))
     # The last of two words for one key counts, as with Hydra.
     values = {override_key(word): word.partition("=")[2] for word in words}
     suite_names = sorted(path.stem for path in SUITES.glob("*.yaml"))
@@ -384,24 +388,13 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
     Raises:
         FedpflError: if no such row exists, or the suite makes another.
     """
-    # ---- Step 1: the row.
-    path = command.folder / "board.csv"
-    rows = read_rows(path)
-    matching_rows = rows[rows["identity"].str.startswith(identity_prefix)]
-    if len(matching_rows) != 1:
-        raise FedpflError(
-            f"{path}: {len(matching_rows) or 'no'} rows begin with {identity_prefix!r}; "
-            f"there are {join_few(rows['identity'])}"
-        )
-    (row,) = matching_rows.to_dict("records")
-
-    # ---- Step 2: run it again, and the baselines of its setting.
+    # ---- Step 1: run it again, and the baselines of its setting.
+    row, *baseline_rows = find_row(identity_prefix, command)
     final_runs = _play_again(row, command)
-    for record in rows[rows["setting"] == row["setting"]].to_dict("records"):
-        if record != row and _read_method(record) in BASELINES:
-            final_runs |= _play_again(record, command)
+    for record in baseline_rows:
+        final_runs |= _play_again(record, command)
 
-    # ---- Step 3: compare the columns.
+    # ---- Step 2: compare the columns.
     new_path = command.folder / "verify" / "board.csv"
     new_path.write_text(render(make_board(final_runs, metric=command.metric).table, "csv"))
     new_row = read_rows(new_path).set_index("identity", drop=False).loc[row["identity"]]
@@ -417,6 +410,55 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
         return 1
     print(f"{row_name}: equal, every number of {new_row['seeds']} runs")
     return 0
+
+
+def submit_row(identity_prefix: str, command: BoardCommand, words: Sequence[str]) -> int:
+    """Make the folder to send for a row: the row, its baselines, plugins, and how to verify them.
+
+    Args:
+        identity_prefix: how the row's identity begins.
+        command: the board.
+        words: of the command line.
+
+    Raises:
+        FedpflError: if no such row exists, or the suite makes another.
+    """
+    rows = find_row(identity_prefix, command)
+    compose_row(rows[0], command)
+    folder = command.folder / "submit" / rows[0]["identity"]
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(folder / "board.csv", index=False)
+    files = overrides.read_list_value(words, "plugins")
+    for file in files:
+        shutil.copy(file, folder)
+    # The last word of a key counts.
+    names = ",".join(Path(file).name for file in files)
+    line = ["verify", rows[0]["identity"], *words, "hydra.sweep.dir=.", f"plugins=[{names}]"]
+    text = f"In this folder: `python -m fedpfl.board {shlex.join(line)}`\n"
+    (folder / "README.md").write_text(text)
+    answer.add_facts(files=[*folder.iterdir()])
+    print(f"wrote {folder}; CONTRIBUTING.md says where it goes")
+    return 0
+
+
+def find_row(identity_prefix: str, command: BoardCommand) -> list[Record]:
+    """Find a row by its identity's beginning; the baselines of its setting follow it.
+
+    Raises:
+        FedpflError: if there is none, or several.
+    """
+    path = command.folder / "board.csv"
+    rows = read_rows(path)
+    matching_rows = rows[rows["identity"].str.startswith(identity_prefix)]
+    if len(matching_rows) != 1:
+        raise FedpflError(
+            f"{path}: {len(matching_rows) or 'no'} rows begin with {identity_prefix!r}; "
+            f"there are {join_few(rows['identity'])}"
+        )
+    (row,) = matching_rows.to_dict("records")
+    neighbours = rows[rows["setting"] == row["setting"]].to_dict("records")
+    baselines = [one for one in neighbours if one != row and _read_method(one) in BASELINES]
+    return [row, *baselines]
 
 
 def read_rows(path: Path) -> pd.DataFrame:
@@ -489,11 +531,14 @@ def main() -> int:
 
 def _run_words(arguments: Sequence[str]) -> int:
     """Verify a row, or make a board; return the exit status."""
-    if arguments[0] == "verify":
+    if arguments[0] in ("verify", "submit"):
         # An option in place of the row would be taken for its beginning.
         check_words(arguments[1:2], (), HELP_ADVICE)
         identity_prefix = "".join(arguments[1:2])
-        return verify_row(identity_prefix, read_command_line(arguments[2:]))
+        command = read_command_line(arguments[2:])
+        if arguments[0] == "submit":
+            return submit_row(identity_prefix, command, arguments[2:])
+        return verify_row(identity_prefix, command)
     return _run_board(read_command_line(arguments))
 
 

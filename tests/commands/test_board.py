@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from unittest import mock
@@ -12,6 +13,7 @@ import yaml
 
 from fedpfl import board, tune
 from fedpfl.config import overrides
+from fedpfl.methods import METHODS
 from fedpfl.report.load import runs
 from fedpfl.runner.search import SearchResult, search_results
 from tests.command import format_override
@@ -155,6 +157,31 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     status, said = verify(versions=elsewhere, command=f"rm -rf / method=fedper {row['command']}")
     line = f"versions: {elsewhere!r} there, {row['versions']!r} here"
     assert (status, line in said.err) == (0, True)
+
+
+def test_a_submitted_row_is_verified_from_its_folder_alone(made, capsys, tmp_path, monkeypatch):
+    folder, _, frame = made
+    row = frame[frame["method"] == "FedPer"].iloc[0]
+    mine = tmp_path / "mine.py"
+    mine.write_text((ROOT / "docs/mine.py").read_text())
+    assert (
+        call(folder, "submit", row["identity"], *MADE_WITH, format_override("plugins", [mine])) == 0
+    )
+    sent = Path(shutil.move(folder / "out" / "submit" / row["identity"], tmp_path))
+    assert sorted(path.name for path in sent.iterdir()) == ["README.md", "board.csv", "mine.py"]
+    assert sorted(pd.read_csv(sent / "board.csv")["method"]) == ["FedAvg", "FedPer"]
+
+    # ---- The line of its page, where nothing else is.
+    line = shlex.split(
+        re.search("`python -m fedpfl.board (.*)`", (sent / "README.md").read_text())[1]
+    )
+    monkeypatch.chdir(sent)
+    monkeypatch.setattr(sys, "argv", ["fedpfl.board", *line])
+    monkeypatch.setattr(board, "SUITES", folder)
+    mine.unlink()
+    assert board.main() == 0
+    assert "FedPer, skewed: Digits, Dir(0.1): equal" in capsys.readouterr().out
+    assert "halfway" in METHODS  # a plugin's row could be verified too
 
 
 STRANGE = """
