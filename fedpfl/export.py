@@ -79,7 +79,7 @@ def _make_export_parser() -> Parser:
         "--format",
         choices=WRITERS,
         default="pt",
-        help="of the models: pt (a state_dict, default), safetensors, or modules that stand alone "
+        help="of the models: pt (a state_dict, default), safetensors, peft (of adapter=lora), or modules that stand alone "
         "and take samples as the data set holds them: torchscript, pt2, onnx, mlflow",
     )
     parser.add_argument("--finetuned", action="store_true", help="the models after fine-tuning")

@@ -11,6 +11,7 @@ import torch
 from fedpfl.data import Federation, state_dict
 from fedpfl.data.state_dict import Weights
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.records import Values
 from fedpfl.privacy import Guarantee
 from fedpfl.record import run_files
 
@@ -30,19 +31,29 @@ class WeightsOrigin:
     caveat: str = ""
 
 
-def find_weights(folder: Path, weights_path: Path | None) -> Weights | None:
-    """Read initial values from a file or from the server of a finished run.
+def find_weights(
+    folder: Path, weights_path: Path | None, arch: str, adapter: Values
+) -> Weights | None:
+    """Read initial values from a file, from the server of a finished run, or from peft's folder.
+
+    Args:
+        folder: Of data sets.
+        weights_path: `model.weights`.
+        arch: `model.arch`, which may be a folder; the network itself reads the values there.
+        adapter: The options of the adapter, which peft's folder must fit.
 
     Raises:
         FedpflError: They are absent or damaged, or the server has no single model.
     """
     if not weights_path:
-        return None
+        return Weights({}, arch) if arch and Path(arch).is_dir() else None
     path = folder / weights_path  # absolute paths stay
     if not path.exists() and weights_path.exists():
         path = weights_path
     if not path.is_dir():
         return state_dict.read_weights(path)
+    if (path / state_dict.ADAPTER_CONFIG).is_file():
+        return state_dict.read_adapter(path, adapter)
     summary, state = run_files.read_finished_run(path)
     # Methods call what all clients train `model`, or `body` where only that is common.
     server = state["server"].get("model", state["server"].get("body", state["server"]))

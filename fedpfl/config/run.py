@@ -182,6 +182,8 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     weights = origin.find_weights(
         Path(plan.settings.data_dir),
         model_options.pop("weights", None),
+        arch=model_options.get("arch", ""),
+        adapter=plan.adapter.options,
     )
     weights_origin = origin.trace_origin(
         weights=weights,
@@ -191,18 +193,20 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         overlap=model_options.pop("overlap", False),
         privacy=plan.privacy,
     )
-    model_options["weights"] = weights and weights.values
+    model_options["weights"] = (weights and weights.values) or None
     kinds = _assign_kinds(plan, dealt_data)
     net = _join_kinds(_build_nets(plan, federation, model_options), kinds, federation)
     if ranks := _assign_ranks(plan, dealt_data):
         net = net.with_facts(ranks=ranks)
+    _require_known_tokens(federation, net)
     _require_fit(plan, federation, net)
     _require_fit_of_uploads(plan, federation, net)
 
     # ---- Step 3: what goes on beside training, and what numbers come from.
     account = _make_account(plan, federation, net)
     clock = _make_clock(plan, federation)
-    data_digest, fingerprint = _digest_data(dealt_data, model_options["weights"], net, clock)
+    weight_values = model_options["weights"] or (weights and net.params)
+    data_digest, fingerprint = _digest_data(dealt_data, weight_values, net, clock)
     run = Run(
         **vars(plan),
         federation=federation,
@@ -321,6 +325,17 @@ def _join_kinds(nets: Sequence[Net], kinds: Sequence[int], federation: Federatio
     """Return the networks of a federation's clients as one Net."""
     numbers = [federation.partition_number(client) for client in range(federation.clients)]
     return MixedNet(nets, [kinds[number] for number in numbers]) if kinds else nets[0]
+
+
+def _require_known_tokens(federation: Federation, net: Net) -> None:
+    """Raise FedpflError where texts have ids for which a network of transformers has no row."""
+    vocabulary = getattr(getattr(net.module, "config", None), "vocab_size", None)
+    if vocabulary and federation.x.max() >= vocabulary:
+        raise FedpflError(
+            f"model={net.name} knows {vocabulary:,} tokens, and data set {federation.name} has id"
+            f" {int(federation.x.max()):,}; name the model's own tokenizer as dataset.tokenizer, or"
+            f" set model.config={{vocab_size: {int(federation.x.max()) + 1}}}"
+        )
 
 
 def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:

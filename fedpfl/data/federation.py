@@ -38,25 +38,15 @@ class Shape(tuple[int, ...]):
         pad: The id that fills texts up.
     """
 
-    kind: str
-    data_set: str
-    answer_axes: tuple[int, ...]
-    pad: int
+    kind: str = "samples"
+    data_set: str = ""
+    answer_axes: tuple[int, ...] = ()
+    pad: int = 0
 
-    def __new__(
-        cls,
-        axes: Iterable[int],
-        kind: str = "samples",
-        data_set: str = "",
-        answer_axes: tuple[int, ...] = (),
-        pad: int = 0,
-    ) -> Shape:
-        """Make it from the axes of one sample."""
+    def __new__(cls, axes: Iterable[int], **facts: Any) -> Shape:
+        """Make it from the axes of one sample, and its attributes."""
         shape = super().__new__(cls, axes)
-        shape.kind = kind
-        shape.data_set = data_set
-        shape.answer_axes = answer_axes
-        shape.pad = pad
+        vars(shape).update(facts)
         return shape
 
 
@@ -135,7 +125,8 @@ class Federation:
         """Return the shape of one sample; of an image: channels, height, width."""
         kind = {torch.uint8: "images", torch.int32: "token ids"}.get(self.x.dtype, "signals")
         axes = tuple(self.y.shape[1:]) if self.task is NEXT_TOKEN else ()
-        return Shape(self.x.shape[1:], kind, self.name, axes, self.pad)
+        facts: Record = {"data_set": self.name, "answer_axes": axes, "pad": self.pad}
+        return Shape(self.x.shape[1:], kind=kind, **facts)
 
     @cached_property
     def train_sizes(self) -> Tensor:

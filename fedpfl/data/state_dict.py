@@ -1,6 +1,7 @@
 """Read files with a network's state_dict, from which it may start."""
 
 import hashlib
+import json
 import re
 import zipfile
 from collections.abc import Mapping
@@ -14,9 +15,15 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.records import Values
 
 # torch.hub names its files so.
 HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.\w+$")
+
+
+ADAPTER_CONFIG, ADAPTER_VALUES = "adapter_config.json", "adapter_model.safetensors"
+"""Files of peft's folders."""
+ADAPTER_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,3 +95,62 @@ def _require_checksums(path: Path) -> None:
         damaged_member = archive.testzip()
     if damaged_member is not None:
         raise ValueError(f"its part {damaged_member} is damaged")
+
+
+def read_adapter(folder: Path, options: Values) -> Weights:
+    """Read low-rank additions, and the head if it is there, from a folder of peft's.
+
+    Args:
+        folder: With the two files.
+        options: Of the configured adapter.
+
+    Raises:
+        FedpflError: The adapter is another one than the configured, or a file is damaged.
+    """
+    try:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FedpflError(
+            f"model.weights: {folder / ADAPTER_CONFIG} is damaged ({error})"
+        ) from None
+    saved = {
+        "rank": config.get("r"),
+        "alpha": config.get("lora_alpha"),
+        "rslora": config.get("use_rslora", False),
+    }
+    if config.get("use_dora"):
+        raise FedpflError(f"model.weights: {folder} is of DoRA; give plain low-rank additions")
+    if any(options.get(key) != value for key, value in saved.items()):
+        words = " ".join(f"adapter.{key}={json.dumps(value)}" for key, value in saved.items())
+        raise FedpflError(
+            f"model.weights: {folder} has another adapter; set adapter=lora {words}, and as"
+            f" adapter.layers its {config.get('target_modules')}"
+        )
+    values: dict[str, Tensor] = {}
+    for name, value in read_weights(folder / ADAPTER_VALUES).values.items():
+        own_name = name.removeprefix(ADAPTER_PREFIX)
+        if ".lora_" in own_name:
+            own_name = own_name.removesuffix(".weight")
+            value = value[None] if value.dim() == 2 else value
+        values[own_name] = value
+    return Weights(values, str(folder))
+
+
+def write_adapter(folder: Path, config: Values, values: Mapping[str, Tensor]) -> None:
+    """Write low-rank additions, and the head, as a folder of peft's.
+
+    Args:
+        folder: A new one.
+        config: What adapter_config.json says beside the kind.
+        values: By the network's own names; additions of one block.
+    """
+    folder.mkdir()
+    entries = {}
+    for name, value in values.items():
+        is_addition = ".lora_" in name
+        is_stacked = is_addition and value.dim() == 3
+        own_name = f"{ADAPTER_PREFIX}{name}{'.weight' * is_addition}"
+        entries[own_name] = (value[0] if is_stacked else value).contiguous()
+    safetensors.save_file(entries, folder / ADAPTER_VALUES, {"format": "pt"})
+    text = json.dumps({"peft_type": "LORA", "bias": "none", **config}, indent=2)
+    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")

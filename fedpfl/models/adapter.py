@@ -151,7 +151,7 @@ def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
 ) -> None:
     """Train low-rank additions to the layers with some roles, scaled by alpha / rank.
 
-    A layer's own name, such as q_proj, and `all-linear` are roles too, as in peft. With `rslora`
+    The end of a layer's name, such as q_proj, and `all-linear` are roles too, as in peft. With `rslora`
     the scale is alpha / sqrt(rank) (Kalajdzievski, arXiv:2312.03732). Several `pairs` have a mixer.
     B is zero at the start, so that the network is the pretrained one bit for bit; A and the mixer
     are drawn from `seed`, as PyTorch draws a linear map. Of several ranks, which are dealt to
@@ -255,7 +255,7 @@ def _layer_roles(
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the names of layers with the roles of their blocks of rows.
 
-    A layer that `layers` name by its own name, or by `all-linear`, is one block.
+    A layer that `layers` name by the end of its name, or by `all-linear`, is one block.
     """
     for name, layer in module.named_modules():
         parent, _, attribute = name.rpartition(".")
@@ -264,8 +264,9 @@ def _layer_roles(
         # It reads the weight of its projection, and does not call it.
         if isinstance(module.get_submodule(parent), nn.MultiheadAttention):
             continue
-        if attribute in layers and attribute not in ROLES:
-            yield name, (attribute,)
+        own_names = [end for end in layers if end not in ROLES and f".{name}".endswith(f".{end}")]
+        if own_names:
+            yield name, tuple(own_names[:1])
         elif ALL_LINEAR in layers and isinstance(layer, nn.Linear):
             yield name, (ALL_LINEAR,)
         elif isinstance(layer, nn.Conv2d):

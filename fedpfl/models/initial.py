@@ -43,6 +43,20 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
         raise ValueError(f"model.weights: {error}") from None
 
 
+def start_additions_from(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copy low-rank additions, and a head if there is one, into a network that has them.
+
+    Raises ValueError if they are of other layers or another rank.
+    """
+    try:
+        missing, unknown = module.load_state_dict(values, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"model.weights: {error}") from None
+    unfit = [*unknown, *(name for name in missing if ".lora_" in name)]
+    if unfit:
+        raise ValueError(f"model.weights and adapter.layers differ, as in {unfit[0]}")
+
+
 def _translate_resnet(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state_dict of torchvision's ResNet under our names; other names stay."""
     # ---- torchvision numbers blocks by stage, ours are numbered through.

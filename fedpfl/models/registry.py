@@ -20,7 +20,7 @@ from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
 from fedpfl.models.heads import check_head, ends_in_linear, trace_layers
 from fedpfl.models.hf import hf
-from fedpfl.models.initial import start_from
+from fedpfl.models.initial import start_additions_from, start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
 from fedpfl.models.mlp import MLP
@@ -113,7 +113,8 @@ def build_network(
         parts = find_parts(module, **facts)
 
         # ---- Step 2: weights from elsewhere, and adapters.
-        if weights is not None:
+        has_additions = any(".lora_" in name for name in weights or ())
+        if weights is not None and not has_additions:
             head_entries = () if parts.unclear else parts.head
             start_from(module, _complete_weights(module, weights), head_entries)
         if getattr(adapter, "func", adapter) is not none:
@@ -121,6 +122,8 @@ def build_network(
             # The map to the vocabulary is large, and frozen as in peft.
             if answer_axes(shape) and getattr(adapter, "func", adapter) is not ADAPTERS["head"]:
                 module.get_submodule(parts.head_layer).requires_grad_(False)
+            if weights is not None and has_additions:
+                start_additions_from(module, weights)
             check_logits(module, shape, classes)
             if not is_trusted:
                 require_additions(copy_network(module), made_up_samples(shape, 3))

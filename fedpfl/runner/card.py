@@ -33,6 +33,8 @@ USES = {
     "`fedpfl.load(RUN).network()`, which takes samples as below; without fedpfl, scale them first "
     "by `mean` and `std` (pixels are divided by 255 before), and put `fill` for NaN, as the file's "
     "metadata has them.",
+    "peft": "`peft.PeftModel.from_pretrained(NETWORK, FILE)` adds it to the network that it was trained "
+    "on.",
     "torchscript": "`torch.jit.load(FILE)(x)` are the logits, `[samples, classes]`.",
     "pt2": "`torch.export.load(FILE).module()(x)` are the logits, `[samples, classes]`.",
     "mlflow": "`mlflow.pyfunc.load_model(FILE).predict(x)` has the logits, `[samples, classes]`.",

@@ -18,10 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedpfl.data.state_dict import write_adapter
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.identity import identity
-from fedpfl.ground.records import Values
+from fedpfl.ground.records import Record, Values
+from fedpfl.ground.tasks import NEXT_TOKEN
 from fedpfl.record.loggers import make_loggers
 from fedpfl.runner.card import format_card
 from fedpfl.runner.deploy import PersonalNetwork, pack_entries
@@ -83,6 +85,43 @@ def write_safetensors(model: ClientModel, path: Path) -> None:
             "alone do not hold; use --format torchscript or onnx"
         )
     path.write_bytes(pack_entries(model.list_entries(), run.summary["input"], run.classes))
+
+
+def write_peft(model: ClientModel, path: Path) -> None:
+    """Write a folder for `peft.PeftModel.from_pretrained`, of low-rank additions and the head.
+
+    Raises:
+        FedpflError: The run has no such additions.
+    """
+    # ---- Step 1: what trains, which is the head beside additions.
+    config = model.run.config
+    options = config["adapter"]
+    leaves = dict(model.run.network().named_parameters())
+    trained = [name for name, leaf in leaves.items() if leaf.requires_grad]
+    additions = [name for name in trained if ".lora_" in name]
+    blocks = {len(leaves[name]) for name in additions if leaves[name].dim() == 3}
+    is_plain = isinstance(model.make_module(), PersonalNetwork)
+    if not additions or options["pairs"] > 1 or blocks > {1} or not is_plain:
+        raise FedpflError(
+            "--format peft is for adapter=lora with one pair in a layer, whose rows are one block;"
+            " use --format safetensors"
+        )
+
+    # ---- Step 2: the folder.
+    layers = sorted({name.rpartition(".")[0] for name in additions})
+    heads = sorted({name.rpartition(".")[0] for name in {*trained} - {*additions}})
+    facts: Record = {
+        "base_model_name_or_path": config["model"].get("arch"),
+        "r": options["rank"],
+        "lora_alpha": options["alpha"],
+        "use_rslora": options["rslora"],
+        "target_modules": layers,
+        "modules_to_save": heads or None,
+    }
+    if config["model"]["name"] == "hf":
+        facts["task_type"] = "CAUSAL_LM" if config["task"] == NEXT_TOKEN.name else "SEQ_CLS"
+    entries = model.list_entries()
+    write_adapter(path, facts, {name: entries[name] for name in trained})
 
 
 def write_torchscript(model: ClientModel, path: Path) -> None:
@@ -176,6 +215,7 @@ def _write_onnx_metadata(run: Trained, path: Path) -> None:
 WRITERS: dict[str, tuple[str, Callable[[ClientModel, Path], None]]] = {
     "pt": (".pt", write_state),
     "safetensors": (".safetensors", write_safetensors),
+    "peft": ("", write_peft),
     "torchscript": (".pt", write_torchscript),
     "pt2": (".pt2", write_program),
     "onnx": (".onnx", write_onnx),

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import fedpfl
-from fedpfl import models
+from fedpfl import export, models
 from fedpfl.data.federation import Shape
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.vision import load_torchvision
 from tests.command import format_override
 from tests.conftest import assert_close
@@ -23,8 +24,8 @@ WIDE = {"initializer_range": 0.3}  # with the usual one nothing moves in three r
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 9}
 STILL = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-TEXTS = Shape((LENGTH,), "token ids", pad=PAD)
-LINES = Shape((LENGTH,), "token ids", answer_axes=(LENGTH,), pad=PAD)
+TEXTS = Shape((LENGTH,), kind="token ids", pad=PAD)
+LINES = Shape((LENGTH,), kind="token ids", answer_axes=(LENGTH,), pad=PAD)
 KINDS = {
     "bert": (SIZES, TEXTS),
     "distilbert": (DISTILLED, TEXTS),
@@ -86,14 +87,20 @@ def save_network(folder, is_causal):
     return folder
 
 
+def load_plainly(folder, is_causal):
+    kind = transformers.AutoModelForSequenceClassification
+    if is_causal:
+        kind = transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder, attn_implementation="eager")
+
+
 def train_plainly(folder, is_causal, start, clients):
     """Three rounds of FedAvg in transformers and peft: each client takes three steps on all it has."""
     peft = pytest.importorskip("peft", reason="compares with peft")
-    kind = transformers.AutoModelForSequenceClassification
     targets, task = ["query", "value"], "SEQ_CLS"
     if is_causal:
-        kind, targets, task = transformers.AutoModelForCausalLM, ["c_attn"], "CAUSAL_LM"
-    network = kind.from_pretrained(folder, attn_implementation="eager")
+        targets, task = ["c_attn"], "CAUSAL_LM"
+    network = load_plainly(folder, is_causal)
     adapter = peft.LoraConfig(
         task, r=2, lora_alpha=6, target_modules=targets, fan_in_fan_out=is_causal
     )
@@ -156,3 +163,21 @@ def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_
         for name, value in plain.items():
             assert not torch.equal(value, start[name].view(value.shape))
             assert_close(ours[name].view(value.shape), value, atol=1e-6)
+
+    # ---- peft answers alike from the folder that export writes, and a run begins from it.
+    export.main([*["--format", "peft", "--clients", "a"], str(run.path), str(tmp_path / "models")])
+    peft = pytest.importorskip("peft")
+    network = load_plainly(folder, is_causal)
+    theirs = peft.PeftModel.from_pretrained(network, tmp_path / "models" / "a").eval()
+    x = torch.from_numpy(draw_texts(5, pad=0))
+    with torch.no_grad():
+        answer = theirs(input_ids=x.long(), attention_mask=(x != 0).long()).logits
+    assert_close(run.predict("a", x), answer, atol=1e-5)
+    again = format_override("model.weights", tmp_path / "models" / "a")
+    resumed = fedpfl.run(
+        *words, again, data=data, rounds=1, directory=tmp_path / "on", progress=False
+    )
+    for name, value in resumed.network().named_parameters():
+        assert torch.equal(value, ours[name])
+    with pytest.raises(FedpflError, match=r"adapter\.rank=2 adapter\.alpha=6 "):
+        fedpfl.run(*words, again, "adapter.rank=3", data=data, directory=tmp_path / "3")
