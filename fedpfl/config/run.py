@@ -195,7 +195,10 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     )
     model_options["weights"] = (weights and weights.values) or None
     kinds = _assign_kinds(plan, dealt_data)
-    net = _join_kinds(_build_nets(plan, federation, model_options), kinds, federation)
+    nets = _build_nets(plan, federation, model_options)
+    if not federation.is_elsewhere:
+        nets = [_share_fixed(net, share) for net in nets]
+    net = _join_kinds(nets, kinds, federation)
     if ranks := _assign_ranks(plan, dealt_data):
         net = net.with_facts(ranks=ranks)
     _require_known_tokens(federation, net)
@@ -270,6 +273,13 @@ def _build_nets(plan: Plan, federation: Federation, model_options: Values) -> li
         nets = [build(plan.model.name, **model_options)]
     facts = {"clients": federation.clients, "rounds": plan.settings.rounds}
     return [net.with_facts(**facts).to(plan.device) for net in nets]
+
+
+def _share_fixed(net: Net, share: Share) -> Net:
+    """Return a network with one copy of its fixed values for all runs of the process."""
+    if not net.fixed:
+        return net
+    return net.with_fixed(share(("fixed", fingerprint_sequence([net.fixed])), lambda: net.fixed))
 
 
 def _assign_kinds(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
