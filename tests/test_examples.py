@@ -15,7 +15,7 @@ PROMISED = {
     "callback": "finished after round",
     "first_run": "client 7 is right on",
     "hospitals": "",
-    "language": "of docstrings told by their package",
+    "language": "'task': ",
     "lora": "fedsa_lora with LoRA",
     "own_method": "\n          0.5 ",
     "own_network": "features.1.running_var",

@@ -112,7 +112,7 @@ def write_peft(model: ClientModel, path: Path) -> None:
     heads = sorted({name.rpartition(".")[0] for name in {*trained} - {*additions}})
     facts: Record = {
         "base_model_name_or_path": config["model"].get("arch"),
-        "r": options["rank"],
+        "r": int(torch.tensor(options["rank"]).max()),  # smaller ranks are filled up by zeros
         "lora_alpha": options["alpha"],
         "use_rslora": options["rslora"],
         "target_modules": layers,
