@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from fedpfl.engine.training.client_training import ClientTraining
 from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client, has_equal_rows
-from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
+from fedpfl.engine.training.jobs import Autocast, EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import run_evaluation, run_participation
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.engine.training.shortcuts import Shortcuts, make_shortcuts
@@ -53,9 +54,9 @@ class LoopBackend(Backend):
         self.net = net
         self._device = device
         self._local = threading.local()
-        self._autocast = partial(
-            torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
-        )
+        self._autocast: Autocast = nullcontext
+        if engine.precision == "bf16":
+            self._autocast = partial(torch.autocast, device.type, torch.bfloat16)
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
 
         self._shortcuts: Shortcuts | None = None

@@ -189,7 +189,7 @@ def _adam_step_(
     count += 1 if mask is None else mask.bool()
     if not count.dim():  # one count for all entries
         # A script would take numbers that Python computes for constants.
-        lr = torch.full((), lr, dtype=torch.float64)
+        lr = torch.full((), local.lr, dtype=torch.float64)
     if local.weight_decay and local.optimizer == "adamw":
         shrink = 1 - lr * local.weight_decay
         leaf.mul_(shrink if mask is None else torch.where(mask.bool(), shrink, 1.0))
