@@ -29,7 +29,7 @@ from fedpfl.engine.keys import generator
 from fedpfl.engine.training import scripts
 from fedpfl.engine.training.scripted_steps import overwrite
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect
+from fedpfl.methods import METHODS, Data, Ditto, FedAvg, FedSelect
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -297,6 +297,17 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
     monkeypatch.setattr(scripts, "STEPS_BEFORE", 10**9)
     for states, run in zip(together, runs, strict=True):
         assert_same(states, play(make_loop(), *run))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_minibatches_are_laid_out_as_the_samples(channels):
+    """Convolutions choose kernels, hence last bits, by strides, even of an axis of one entry."""
+    x = torch.rand(9, channels, 8, 8).contiguous(memory_format=torch.channels_last)
+    rows = torch.tensor([3, 1, 8])
+    batch = Data(x, torch.arange(9)).rows(rows)
+    assert torch.equal(batch.x, x[rows])
+    assert batch.x.stride() == x.stride()
+    assert batch.y.tolist() == rows.tolist()
 
 
 def test_a_tree_takes_values_that_are_parts_of_itself():

@@ -165,8 +165,8 @@ class Data(NamedTuple):
 
     def rows(self, rows: Tensor) -> Batch:
         """Return the samples with these numbers as a batch."""
-        if self.x.dim() == 4:
-            # Indexing in this order leaves images channels last in memory, as convolutions want.
+        if self.x.dim() == 4 and not self.x.is_contiguous():
+            # Selecting in this order leaves images channels last in memory, as convolutions want.
             x = self.x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
         else:
             x = self.x.index_select(0, rows)
