@@ -17,6 +17,7 @@ PROMISED = {
     "hospitals": "",
     "language": "'task': ",
     "lora": "fedsa_lora with LoRA",
+    "mixed": "client 1 is right on",
     "own_method": "\n          0.5 ",
     "own_network": "features.1.running_var",
     "private": "epsilon",

@@ -212,8 +212,10 @@ def _describe_network(net: Net) -> str:
         entries = tree.size(tree.select(net.params, parts.head))
         text = f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
     text = f"{net.name}: {tree.size(net.params):,} parameters, {text}"
-    if net.frozen:
-        text += f"; {tree.size(net.frozen):,} frozen ones are sent once and not counted"
+    # The average of features is a constant of the network's own.
+    frozen = tree.size(tree.drop(net.frozen, ["pool.weight"]))
+    if frozen:
+        text += f"; {frozen:,} frozen ones are sent once and not counted"
     return text
 
 
