@@ -195,6 +195,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedspu": [{"widths": (0.3, 0.6, 1.0)}, {}],
     "random_dropout": [{"widths": (0.3, 0.6, 1.0)}, {"judge": "own"}],
     "fjord": [{}, {"ordered": True, "distill": 0.3}],
+    "hetlora": [{}, {"weighting": "samples", "gamma": 0.5, "lam": 0.5}],
     "hermes": [{}, {"first": "current", "assign": "random"}],
     "pspfl": [{"q": 0.5}, {"upload": "all"}],
     "heterofl": [{"scaler": True}, {"masked": False, "weighting": "samples", "dynamic": True}],

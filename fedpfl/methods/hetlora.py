@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.methods.shared.low_rank import RankedPairs, list_pairs, product_norms
+from fedpfl.ground.ranges import NonNegative, PositiveProportion
+from fedpfl.ground.tree import Agreed, Tree
+from fedpfl.methods.shared.low_rank import RankedPairs, hold_first, list_pairs, product_norms
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,64 @@ class HetLoRA(RankedPairs):
 
     weighting: `norm`, the paper's, or `samples`, plain zero padding, which at equal ranks is
         FedAvg.
+    gamma: below 1 a client prunes its rank to the whole part of gamma * r, at least 1, for good,
+        if training has made the places beyond it smaller: the sum over layers of |A| |B| there.
+    lam: how much of that sum is added to the loss where gamma is below 1.
 
-    Of the paper its abstract and summaries could be read. Its self-pruning of ranks, for which a
-    client's last rows are pulled to zero, is not here.
+    Of the paper its abstract and summaries could be read, and of its self-pruning others' code.
     """
 
     weighting: Literal["norm", "samples"] = "norm"
+    gamma: PositiveProportion = 1.0
+    lam: NonNegative = 0.005
 
-    server_sees = "each upload"
+    mixes_samples = ""
+
+    @property
+    def server_sees(self) -> str:  # type: ignore[override]
+        """Return each upload, or clients' states, which have ranks that shrink."""
+        return "client states" if self.gamma < 1 else "each upload"
+
+    def init(self, params, parts):
+        """Give the client a rank of its own where it may shrink."""
+        server, client = super().init(params, parts)
+        if self.gamma < 1:
+            client = {"rank": server["ranks"].max()}
+        return server, client
+
+    def prepare(self, server, client):
+        """Add which entries a client would prune."""
+        client = super().prepare(server, client)
+        if self.gamma < 1:
+            kept = hold_first(server["model"], self._pruned_rank(server, client))
+            client["tail"] = tree.map(torch.bitwise_and, client["held"], tree.invert(kept))
+        return client
+
+    def _rank(self, server, client):
+        """Return what is left of the client's rank."""
+        rank = super()._rank(server, client)
+        return torch.minimum(rank, client["rank"]) if self.gamma < 1 else rank
+
+    def _pruned_rank(self, server, client):
+        """Return the client's rank after pruning."""
+        return (self.gamma * self._rank(server, client)).long().clamp(min=1)
+
+    def loss(self, server, client, net, params, batch):
+        """Add the size of what may be pruned."""
+        loss = super().loss(server, client, net, params, batch)
+        return loss + self.lam * _measure_tail(params, client["tail"]) if self.gamma < 1 else loss
+
+    def finish(self, server, client, start, params):
+        """Prune the rank if what lies beyond has become smaller."""
+        upload, client = super().finish(server, client, start, params)
+        if self.gamma < 1:
+            tail = client["tail"]
+            has_shrunk = _measure_tail(params, tail) < _measure_tail(start, tail)
+            ranks = self._pruned_rank(server, client), self._rank(server, client)
+            rank = torch.where(has_shrunk, *ranks)
+            upload = {"model": Agreed(params, hold_first(params, rank))}
+            client = {**client, "rank": rank}
+        return upload, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average, pairs by the norms of their products."""
@@ -40,3 +93,9 @@ class HetLoRA(RankedPairs):
                 shares = torch.where(norms.sum() > 0, norms / norms.sum(), weight)
                 model |= tree.mean(tree.select(values, names), shares.to(weight))
         return {**server, "model": model}, clients
+
+
+def _measure_tail(model: Tree, tail: Tree) -> Tensor:
+    """Return the sum over layers of |A| |B| at the masked places."""
+    norms = tree.map(torch.linalg.vector_norm, tree.apply_mask(model, tail))
+    return sum(norms[name_a] * norms[name_b] for name_a, name_b in list_pairs(model).values())

@@ -47,9 +47,12 @@ class RankedPairs(Method):
 
     def prepare(self, server, client):
         """Add which entries the client's rank holds."""
+        return {**client, "held": hold_first(server["model"], self._rank(server, client))}
+
+    def _rank(self, server, client):
+        """Return the client's rank."""
         ranks = server["ranks"]
-        rank = pick_row(ranks, client["number"].clamp(max=len(ranks) - 1))
-        return {**client, "held": hold_first(server["model"], rank)}
+        return pick_row(ranks, client["number"].clamp(max=len(ranks) - 1))
 
     def download(self, server, client):
         """Return what the client's rank holds, and the residue."""

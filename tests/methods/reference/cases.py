@@ -326,10 +326,11 @@ def model_and_residue(report: RoundReport) -> Any:
 RANKED: dict[str, Any] = {
     "flexlora": (models.flexlora, m.FlexLoRA()),
     "raflora": (models.raflora, m.RaFLoRA()),
-    "hetlora": (models.hetlora, m.HetLoRA()),
     "flora": (partial(models.flora, drawn=drawn_factors), m.FLoRA()),
     "fedex_lora": (models.fedex_lora, m.FedExLoRA()),
 }
+HETLORA = {"hetlora": m.HetLoRA(), "hetlora-pruning": m.HetLoRA(gamma=0.5, lam=0.3)}
+add(lambda s, a: models.hetlora(s, RANKS, a), HETLORA, "lora1 ranks")
 for name, (loops, method) in RANKED.items():
     words = "lora1 ranks residue" if method.has_residue else "lora1 ranks"
     play = lambda s, a, loops=loops: loops(s, RANKS)  # noqa: E731
@@ -782,7 +783,7 @@ for name, method in SUBFLOT.items():
     )
 
 NAMES = """
-fedphp fedala-0 ifca-three-norm lg_fedavg-published pfedme-norm pfedhn-clipped fedpac-norm fedcp-off
+hetlora fedphp fedala-0 ifca-three-norm lg_fedavg-published pfedme-norm pfedhn-clipped fedpac-norm fedcp-off
 fedpurin-delta-norm heterofl-scaler fedfomo-norm ffa_lora fedalt seqfededt-difference flexfl
 fedtgp-tau-norm fd-all subflot-balanced subflot-no-extraction subflot-no-aggregation feddyn pspfl-norm cfl-single feddbe
 """

@@ -750,6 +750,7 @@ def with_ranks(
     merge: Merge,
     receive: Callable[[Turn], Weights] | None = None,
     draw: Callable[[Turn, Weights], Weights] = lambda turn, weights: weights,
+    local: Callable[[Weights, Turn], Weights] | None = None,
 ) -> Result:
     """merge: of the old weights, the trained ones and shares, what becomes of the adapted layers:
     matrices of factors or of residues by name. receive: the whole weights that a client begins
@@ -759,7 +760,7 @@ def with_ranks(
     def held(turn: Turn) -> Weights:
         return cut(receive(turn) if receive else turn.shared, ranks[turn.i])
 
-    def local(w: Weights, turn: Turn) -> Weights:
+    def train(w: Weights, turn: Turn) -> Weights:
         is_moving = lambda name: is_trained(name) and "residue" not in name  # noqa: E731
         return plain.train(s, w, turn, is_moving=is_moving)
 
@@ -776,7 +777,7 @@ def with_ranks(
 
     return plain.play(
         s,
-        local,
+        local or train,
         lambda turn: cut(draw(turn, held(turn)), ranks[turn.i]),
         merge_all,
         personal=lambda turn: padded(held(turn), s.initial),
@@ -822,9 +823,34 @@ def raflora(s: Setting, ranks: Sequence[int]) -> Result:
     return with_ranks(s, ranks, merge)
 
 
-def hetlora(s: Setting, ranks: Sequence[int]) -> Result:
+def hetlora(s: Setting, ranks: Sequence[int], m: Any) -> Result:
+    """With gamma below 1, ranks shrink from 2 to 1: to the half."""
+    left, shrunk = [*ranks], [0]
+
+    def tail(weights: Any) -> Any:
+        """|A| |B| of the second place, which some have."""
+        parts = [[weights[f"{layer}.lora_{one}"] for one in "AB"] for layer in LAYERS]
+        own = [
+            [a[1:], b[:, 1:]] if layer == "conv" else [a[:, 1:], b[..., 1:]]
+            for layer, (a, b) in zip(LAYERS, parts, strict=True)
+        ]
+        return sum(a.norm() * b.norm() for a, b in own)
+
+    def pulled(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        loss = plain.cross_entropy(model, x, y)
+        return loss + m.lam * tail(dict(model.named_parameters())) if m.gamma < 1 else loss
+
+    def train(w: Weights, turn: Turn) -> Weights:
+        is_moving = lambda name: is_trained(name) and "residue" not in name  # noqa: E731
+        end = plain.train(s, w, turn, is_moving=is_moving, loss=pulled)
+        if m.gamma < 1 and tail(end) < tail(w):
+            left[turn.i] = 1
+            shrunk[0] += 1
+        return end
+
     def merge(old: Weights, trained: dict[int, Weights], shares: dict[int, float]) -> Any:
         new = {}
+        trained = {i: cut(w, left[i]) for i, w in trained.items()}
         for layer in LAYERS:
             norms = {i: np.linalg.norm(product(w, layer)) for i, w in trained.items()}
             wide = {i: padded(w, old) for i, w in trained.items()}
@@ -833,7 +859,9 @@ def hetlora(s: Setting, ranks: Sequence[int]) -> Result:
                 new[name] = sum(rows) / sum(norms.values())
         return new
 
-    return with_ranks(s, ranks, merge)
+    result = with_ranks(s, left, merge, local=train)
+    result.counts = shrunk if m.gamma < 1 else []
+    return result
 
 
 def additions(weights: Weights, layer: str) -> np.ndarray:
