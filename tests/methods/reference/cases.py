@@ -330,7 +330,14 @@ RANKED: dict[str, Any] = {
     "fedex_lora": (models.fedex_lora, m.FedExLoRA()),
 }
 HETLORA = {"hetlora": m.HetLoRA(), "hetlora-pruning": m.HetLoRA(gamma=0.5, lam=0.3)}
-add(lambda s, a: models.hetlora(s, RANKS, a), HETLORA, "lora1 ranks")
+
+
+def ranks_left(report: RoundReport) -> Any:
+    ranks = report.state.server["ranks"]
+    return {"left": torch.minimum(ranks, report.state.clients.get("rank", ranks))}
+
+
+add(lambda s, a: models.hetlora(s, RANKS, a), HETLORA, "lora1 ranks", extras=ranks_left)
 for name, (loops, method) in RANKED.items():
     words = "lora1 ranks residue" if method.has_residue else "lora1 ranks"
     play = lambda s, a, loops=loops: loops(s, RANKS)  # noqa: E731

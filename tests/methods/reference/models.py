@@ -751,6 +751,7 @@ def with_ranks(
     receive: Callable[[Turn], Weights] | None = None,
     draw: Callable[[Turn, Weights], Weights] = lambda turn, weights: weights,
     local: Callable[[Weights, Turn], Weights] | None = None,
+    extras: Callable[[Any], dict[str, Any]] | None = None,
 ) -> Result:
     """merge: of the old weights, the trained ones and shares, what becomes of the adapted layers:
     matrices of factors or of residues by name. receive: the whole weights that a client begins
@@ -780,6 +781,7 @@ def with_ranks(
         local or train,
         lambda turn: cut(draw(turn, held(turn)), ranks[turn.i]),
         merge_all,
+        extras=extras,
         personal=lambda turn: padded(held(turn), s.initial),
     )
 
@@ -859,7 +861,8 @@ def hetlora(s: Setting, ranks: Sequence[int], m: Any) -> Result:
                 new[name] = sum(rows) / sum(norms.values())
         return new
 
-    result = with_ranks(s, left, merge, local=train)
+    tell_ranks = lambda shared: {"left": torch.tensor(left)}  # noqa: E731
+    result = with_ranks(s, left, merge, local=train, extras=tell_ranks)
     result.counts = shrunk if m.gamma < 1 else []
     return result
 
