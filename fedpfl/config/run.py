@@ -316,7 +316,7 @@ def _deal_choices(
     choice: tuple[str, Assign, Sequence[str]],
     shares: Sequence[float] | None = None,
 ) -> list[int]:
-    """Return what each client of the partition has of a choice: its key, how, and the labels."""
+    """Deal a choice, given by key, way and labels, to the clients of the partition."""
     settings = plan.settings
     names = [str(number) for number in range(settings.clients)]
     for clients in filter(None, (dealt_data.federation, dealt_data.newcomers)):

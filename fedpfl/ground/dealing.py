@@ -21,7 +21,7 @@ def deal_choices(
     speeds: Sequence[float],
     shares: Sequence[float] | None = None,
 ) -> list[int]:
-    """Return which choice each client of the partition has, newcomers among them.
+    """Return the number of each client's choice, newcomers among them.
 
     Args:
         key: Of the configuration, for messages.

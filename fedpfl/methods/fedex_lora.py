@@ -17,8 +17,8 @@ from fedpfl.methods.shared.low_rank import (
 class FedExLoRA(RankedPairs):
     """FedEx-LoRA (Singhal et al., ACL 2025, arXiv:2410.09432), with `adapter=lora`.
 
-    The server averages A_k and B_k, and adds what the mean of products has more than the product of
-    means to a residue, which all have in their frozen weights:
+    The server averages A_k and B_k. The difference of the mean of products and the product of means
+    goes to a residue, which all have in their frozen weights:
 
         y = W0 x + (alpha / r) (R x + B A x),    R <- R + sum_k a_k B_k A_k - B A,
 
@@ -35,7 +35,7 @@ class FedExLoRA(RankedPairs):
     server_sees = "each upload"
 
     def download(self, server, client):
-        """Return what the client's rank holds, and all else of the pairs in the residue."""
+        """Send the client's part of the pairs, and the rest of B A in the residue."""
         missing = tree.apply_mask(server["model"], tree.invert(client["held"]))
         residue = {}
         for layer, (name_a, name_b) in list_pairs(missing).items():

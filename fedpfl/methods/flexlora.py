@@ -22,13 +22,13 @@ EMPTY = 1e-6
 class FlexLoRA(RankedPairs):
     """FlexLoRA (Bai et al., NeurIPS 2024, arXiv:2402.11505), with `adapter=lora`.
 
-    The server forms sum_k a_k B_k A_k of each adapted layer, whatever the clients' ranks, and
+    The server forms sum_k a_k B_k A_k of each adapted layer, for any ranks of clients, and
     decomposes it: B = U S, A = V', by falling singular values, with the largest entry of each row
     of A positive. A client of rank r receives the first r columns and rows, the nearest matrix of
     its rank. The head is averaged; there is one model, each as much of it as its rank allows.
 
     Where there are fewer singular values than ranks, B is 0 and A as it was before, so that the
-    place can be trained; the authors keep what the algorithm leaves there. Their scale is 16 / rank
+    place can be trained; the authors keep the vectors that the algorithm leaves there. Their scale is 16 / rank
     of each client; here all have alpha / the largest rank. They decay the rate of steps.
     """
 
@@ -43,10 +43,9 @@ class FlexLoRA(RankedPairs):
             if not (values[name_a].isfinite().all() and values[name_b].isfinite().all()):
                 continue
             shares = self._shares(uploads["model"].mask[name_b], weight)
-            stacked = stack_pairs(values[name_a], values[name_b], shares)
-            rank = rank_of(name_a, model[name_a])
+            a, b = stack_pairs(values[name_a], values[name_b], shares)
             old_a = server["model"][name_a]
-            a, b = compress_pair(*stacked, rank)
+            a, b = compress_pair(a, b, rank_of(name_a, old_a))
             is_empty = _find_empty(b)
             a = torch.where(is_empty.mT, old_a.reshape(a.shape), a)
             b = torch.where(is_empty, 0.0, b)
@@ -55,7 +54,7 @@ class FlexLoRA(RankedPairs):
         return {**server, "model": model}, clients
 
     def _shares(self, held: Tensor, weight: Tensor) -> Tensor:
-        """Return how much each client counts, `[clients]`, or at each place `[clients, rank]`."""
+        """Return clients' shares, `[clients]`, or those at each place `[clients, rank]`."""
         return weight
 
 

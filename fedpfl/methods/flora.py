@@ -19,10 +19,10 @@ from fedpfl.methods.shared.low_rank import (
 class FLoRA(RankedPairs):
     """FLoRA (Wang et al., NeurIPS 2024, arXiv:2409.05976), with `adapter=lora`.
 
-    The server stacks the clients' pairs, which is sum_k a_k B_k A_k without a cross term, whatever
-    the ranks, and all fold it into their weights: y = W0 x + (alpha / r) (R x + B A x), where R is
+    The server stacks the clients' pairs, which is sum_k a_k B_k A_k without a cross term, for any
+    ranks, and all fold it into their weights: y = W0 x + (alpha / r) (R x + B A x), where R is
     the sum of all rounds' stacks. A client begins with B = 0 and an A that the server draws for it
-    anew each round, of which it holds its rank's rows. The head is averaged.
+    anew each round; it holds its rank's rows. The head is averaged.
 
     R lies beside the model in the server's state (`lora_residue`) and travels as one matrix a
     layer, so that a client that was away lacks nothing; the authors send the last round's stack to
@@ -39,7 +39,7 @@ class FLoRA(RankedPairs):
         return {"drawn": tree.map(draw, tree.select(server["model"], names))}
 
     def download(self, server, client):
-        """Send what has changed, the residue and what is no pair."""
+        """Send the residue and the entries beside pairs; pairs begin anew."""
         names = _pair_names(server["model"])
         pairs = tree.select(server["model"], names)
         return {
@@ -49,13 +49,13 @@ class FLoRA(RankedPairs):
         }
 
     def start(self, received, client):
-        """Return a fresh pair of the client's rank beside what was received."""
+        """Return a fresh pair of the client's rank beside the received entries."""
         pairs = {**received["pairs"], **client.get("drawn", {})}
         held = tree.select(client["held"], pairs)
         return {**received["model"], **tree.apply_mask(pairs, held), **received["residue"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average what is no pair, and add the mean of products to the residue."""
+        """Average entries beside pairs, and add the mean of products to the residue."""
         values = tree.unmask_received(uploads["model"])
         names = _pair_names(values)
         model = {**server["model"], **tree.mean(tree.drop(values, names), weight)}

@@ -27,7 +27,7 @@ class HetLoRA(RankedPairs):
         if training has made the places beyond it smaller: the sum over layers of |A| |B| there.
     lam: how much of that sum is added to the loss where gamma is below 1.
 
-    Of the paper its abstract and summaries could be read, and of its self-pruning others' code.
+    Of the paper its abstract and summaries could be read, and code of others for its pruning.
     """
 
     weighting: Literal["norm", "samples"] = "norm"
@@ -57,12 +57,12 @@ class HetLoRA(RankedPairs):
         return client
 
     def _rank(self, server, client):
-        """Return what is left of the client's rank."""
+        """Return the client's rank after all pruning."""
         rank = super()._rank(server, client)
         return torch.minimum(rank, client["rank"]) if self.gamma < 1 else rank
 
     def _pruned_rank(self, server, client):
-        """Return the client's rank after pruning."""
+        """Return the rank that pruning leaves next."""
         return (self.gamma * self._rank(server, client)).long().clamp(min=1)
 
     def loss(self, server, client, net, params, batch):
@@ -76,8 +76,8 @@ class HetLoRA(RankedPairs):
         if self.gamma < 1:
             tail = client["tail"]
             has_shrunk = _measure_tail(params, tail) < _measure_tail(start, tail)
-            ranks = self._pruned_rank(server, client), self._rank(server, client)
-            rank = torch.where(has_shrunk, *ranks)
+            old_rank = self._rank(server, client)
+            rank = torch.where(has_shrunk, self._pruned_rank(server, client), old_rank)
             upload = {"model": Agreed(params, hold_first(params, rank))}
             client = {**client, "rank": rank}
         return upload, client

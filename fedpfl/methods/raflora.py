@@ -17,7 +17,7 @@ class RaFLoRA(FlexLoRA):
 
         sum_j sum_{k: r_k >= j} (n_k / N_j) B_k[:, j] A_k[j, :],    N_j = sum_{k: r_k >= j} n_k.
 
-    Places that nobody in the cohort has add nothing.
+    Places that no client of the cohort has add nothing.
 
     A reconstruction: of the paper its abstract and a reimplementation of its Algorithm 1 could be
     read, which gives all singular values to both factors alike; here they are in B, as in

@@ -22,7 +22,7 @@ class RankedPairs(Method):
     """Let each client hold as much of the server's low-rank pairs as its rank allows.
 
     The server's pairs have the largest rank. A client of rank r has the first r rows of A and
-    columns of B; at full size, where the others are zero, never move and never travel. So masks
+    columns of B; at full size, where the rest is zero, never moves and never travels. So masks
     stand in `download`, `phases` and `finish` here, and a method says by `aggregate` alone what
     becomes of the uploads. Whatever is no pair, such as the head, is averaged. A residue lies
     beside the model in the server's state; it travels whole and does not train.
@@ -55,7 +55,7 @@ class RankedPairs(Method):
         return pick_row(ranks, client["number"].clamp(max=len(ranks) - 1))
 
     def download(self, server, client):
-        """Return what the client's rank holds, and the residue."""
+        """Send the entries that the client's rank holds, and the residue."""
         return {"model": Agreed(server["model"], client["held"]), "residue": server["residue"]}
 
     def start(self, received, client):
@@ -63,12 +63,12 @@ class RankedPairs(Method):
         return {**received["model"], **received["residue"]}
 
     def phases(self, server, client, params, epochs):
-        """Move what the client's rank holds."""
+        """Move the entries that the client's rank holds."""
         mask = {name: client["held"].get(name, False) for name in params}
         return [Phase(epochs, mask)]
 
     def finish(self, server, client, start, params):
-        """Send up what the client's rank holds."""
+        """Send up the entries that the client's rank holds."""
         held = client["held"]
         return {"model": Agreed(tree.select(params, held), held)}, client
 
@@ -90,7 +90,7 @@ def rank_of(name: str, leaf: Tensor) -> int:
 
 
 def hold_first(model: Tree, rank: Tensor) -> Tree:
-    """Return the mask of the first `rank` places of each pair, and of all other entries."""
+    """Mask all but the first `rank` places of each pair."""
     held = {}
     for name, leaf in model.items():
         held[name] = torch.ones_like(leaf, dtype=torch.bool)
