@@ -250,6 +250,7 @@ def test_shortcuts_change_no_bit(method, settings, network, is_exact, made, monk
         net = models.build_network(network, federation.shape, federation.classes, 0)
     for steps_before in (0, 10**9):
         monkeypatch.setattr(scripts, "STEPS_BEFORE", steps_before)
+        monkeypatch.setattr(scripts, "STEPS_BEFORE_SIZE", steps_before)
         engine = Engine("loop", workers=2, shortcuts=not steps_before or not is_exact)
         states, outcomes = record_rounds(
             make_method(), net, federation, PAIRS, local=SETTINGS[settings], engine=engine

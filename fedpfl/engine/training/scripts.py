@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -68,14 +69,9 @@ class Script(NamedTuple):
 
 
 class StepScripts:
-    """Take steps, those of a frequent kind by a script.
+    """Take steps, those of a frequent kind by a script."""
 
-    Args:
-        steps_before: Steps of a kind before it is recorded; None: STEPS_BEFORE.
-    """
-
-    def __init__(self, steps_before: int | None = None):
-        self._steps_before = STEPS_BEFORE if steps_before is None else steps_before
+    def __init__(self) -> None:
         self._step_counts: dict[Hashable, int] = {}
         self._script_of_kind: dict[Hashable, Script | None] = {}
         self._scripts: dict[Hashable, Script | None] = {}  # by kind and size
@@ -131,9 +127,7 @@ class StepScripts:
         count = self._step_counts.get(key, 0)
         if count or len(self._step_counts) < MOST_KINDS:
             self._step_counts[key] = count + 1
-        steps_before = self._steps_before
-        if self._script_of_kind.get(kind):
-            steps_before = min(steps_before, STEPS_BEFORE_SIZE)
+        steps_before = STEPS_BEFORE_SIZE if self._script_of_kind.get(kind) else STEPS_BEFORE
         is_frequent = self._step_counts.get(key, 0) > steps_before
         if not is_frequent or key in self._scripts or not self._recording.acquire(blocking=False):
             return
@@ -191,13 +185,10 @@ def repeats_step(
             record = step(results, minibatch, rate)
             records += [record] if record else []
             scripted_records += script.take_steps([minibatch], rate, scripted)
-        is_same = _are_equal([*results, *records], [*scripted, *scripted_records])
+        return _are_equal([*results, *records], [*scripted, *scripted_records])
     except Exception as error:
         log.debug("engine: a step has no script (%s)", error)
         return False
-    if not is_same:
-        log.debug("engine: a step has no script (it rounds in another way)")
-    return is_same
 
 
 def _sizes_of_parts(minibatch: Sequence[Tensor]) -> tuple[int, ...]:
@@ -229,12 +220,9 @@ def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_equal(trees: list[Tree], expected: list[Tree]) -> bool:
-    """Check whether trees are equal to the bit."""
+    """Check whether trees are equal to the bit. Raises ValueError for another number of leaves."""
     leaves = tree.leaves(dict(enumerate(trees)))
-    expected_leaves = tree.leaves(dict(enumerate(expected)))
-    if len(leaves) != len(expected_leaves):
-        return False
-    pairs = zip(leaves, expected_leaves, strict=True)
+    pairs = zip(leaves, tree.leaves(dict(enumerate(expected))), strict=True)
     return all(torch.equal(leaf.nan_to_num(), value.nan_to_num()) for leaf, value in pairs)
 
 
@@ -385,8 +373,6 @@ class _Recording(TorchDispatchMode):
 
 def _list_type(declared: Any) -> str:
     """Return the type of an empty list as TorchScript has it: `List[int]`."""
-    text = str(declared)
-    start = text.index("List[")
-    end = text.index("]", start)
-    element = text[start + len("List[") : end]
-    return f"List[{element}]]" if "[" in element else f"List[{element}]"
+    found = re.search(r"List\[(\w+|Optional\[\w+\])\]", str(declared))
+    assert found
+    return found.group()
