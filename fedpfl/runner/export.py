@@ -100,11 +100,13 @@ def write_peft(model: ClientModel, path: Path) -> None:
     trained = [name for name, leaf in leaves.items() if leaf.requires_grad]
     additions = [name for name in trained if ".lora_" in name]
     blocks = {len(leaves[name]) for name in additions if leaves[name].dim() == 3}
-    is_plain = isinstance(model.make_module(), PersonalNetwork)
-    if not additions or options["pairs"] > 1 or blocks > {1} or not is_plain:
+    is_plain = isinstance(model.make_module(), PersonalNetwork) and options["pairs"] == 1
+    # peft reads past what it has no name for.
+    has_residue = any(name.endswith(".lora_residue") for name in additions)
+    if not additions or blocks > {1} or not is_plain or has_residue:
         raise FedpflError(
-            "--format peft is for adapter=lora with one pair in a layer, whose rows are one block;"
-            " use --format safetensors"
+            "--format peft is for adapter=lora with one pair in a layer, whose rows are one block,"
+            " and no residue beside it; use --format safetensors"
         )
 
     # ---- Step 2: the folder.

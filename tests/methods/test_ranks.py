@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpfl import models
+from fedpfl import export, models
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import Run, build_run
 from fedpfl.engine import make_initial_state
@@ -17,7 +17,7 @@ from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods import METHODS, Method
 from fedpfl.models.adapter import lora_with_residue
-from tests.command import TINY, compose_once, format_override
+from tests.command import TINY, compose_once, format_override, play_run
 from tests.conftest import CPU, assert_close, assert_same, read_cases
 from tests.data.promises import one_line
 
@@ -186,3 +186,11 @@ def test_what_travels_is_the_clients_own_rank():
     assert_same(masks, [own["held"] for own in clients])
     layer = 28 * 28 + 8  # inputs and outputs
     assert counts == [2 * layer + 90, 4 * layer + 90]
+
+
+@pytest.mark.full
+def test_peft_is_given_no_model_with_a_residue(tmp_path, capsys):
+    words = ("dataset=digits", "adapter=lora", "adapter.layers=[linear]", "adapter.rank=2")
+    play_run(tmp_path / "run", *TINY, *words, "method=fedex_lora")
+    assert export.main(["--format", "peft", str(tmp_path / "run"), str(tmp_path / "models")])
+    assert "no residue beside it; use --format safetensors" in capsys.readouterr().err
