@@ -48,10 +48,7 @@ def start_additions_from(module: nn.Module, values: Mapping[str, Tensor]) -> Non
 
     Raises ValueError if they are of other layers or another rank.
     """
-    try:
-        missing, unknown = module.load_state_dict(values, strict=False)
-    except RuntimeError as error:
-        raise ValueError(f"model.weights: {error}") from None
+    missing, unknown = module.load_state_dict(values, strict=False)
     unfit = [*unknown, *(name for name in missing if ".lora_" in name)]
     if unfit:
         raise ValueError(f"model.weights and adapter.layers differ, as in {unfit[0]}")

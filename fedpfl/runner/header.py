@@ -213,9 +213,10 @@ def _describe_network(net: Net) -> str:
         text = f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
     text = f"{net.name}: {tree.size(net.params):,} parameters, {text}"
     # The average of features is a constant of the network's own.
-    frozen = tree.size(tree.drop(net.frozen, ["pool.weight"]))
+    frozen = tree.drop(net.frozen, ["pool.weight"])
     if frozen:
-        text += f"; {frozen:,} frozen ones are sent once and not counted"
+        text += f"; {tree.size(frozen):,} frozen ones are sent once and not counted, and lie in"
+        text += f" memory once for all clients ({format_mib(tree.nbytes(frozen))} MiB)"
     return text
 
 

@@ -1,5 +1,6 @@
 """Data sets of Hugging Face's library: saved folders; what is wrong is one line."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -224,3 +225,46 @@ def test_names_on_the_hub(monkeypatch):
     with without_writing(), pytest.raises(WouldDownload, match="would load some/thing from"):
         load(Path("some/thing"), input="x")
     hub._load_from_hub.cache_clear()
+
+
+def save_tokenizer(folder: Path, **config) -> Path:
+    """A tokenizer of words, with a token that begins each text."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra lm")
+    words = ("[PAD]", "[CLS]", "[UNK]", "the", "cat", "dog", "sat")
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    begin = tokenizers.processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 1)])
+    tokenizer.post_processor = begin
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_texts_are_a_tokenizers_ids_and_the_next_ones_are_labels(tmp_path):
+    texts = ["the cat sat", "dog", "the dog sat the cat"]
+    path = save(tmp_path / "d", text=texts, label=["a", "b", "a"], who=["x", "y", "x"])
+    own = {"path": path, "input": "text", "length": 5, "tokenizer": save_tokenizer(tmp_path / "t")}
+    read = load_samples("hf", Path("unused"), label="label", by="who", **own)
+    ids = [[1, 3, 4, 6, 0], [1, 5, 0, 0, 0], [1, 3, 5, 6, 3]]
+    assert read.x.tolist() == ids
+    assert (read.pad, read.classes, read.class_names) == (0, 2, ("a", "b"))
+    lines = load_samples("hf", Path("unused"), task="next_token", by="who", **own)
+    assert lines.y.tolist() == [[3, 4, 6, -1, -1], [5, -1, -1, -1, -1], [3, 5, 6, 3, -1]]
+    assert (lines.classes, lines.group_names) == (7, ("x", "y"))
+    # ---- The tokenizer's own token fills up; its model may have room for more ids.
+    named = save_tokenizer(tmp_path / "named", pad_token="[UNK]")
+    (named / "config.json").write_text('{"vocab_size": 9}')
+    other = load_samples("hf", Path("unused"), task="next_token", **{**own, "tokenizer": named})
+    assert (other.pad, other.classes, other.x[1].tolist()) == (2, 9, [1, 5, 2, 2, 2])
+    for wrong, told in (
+        ({"label": "label"}, "dataset.label has no use with task=next_token"),
+        ({"tokenizer": None}, "task=next_token needs dataset.tokenizer"),
+        ({"tokenizer": tmp_path}, "tokenizer.json cannot be read"),
+    ):
+        assert told in one_line(
+            lambda wrong=wrong: load_samples(
+                "hf", Path("unused"), task="next_token", **{**own, **wrong}
+            )
+        )

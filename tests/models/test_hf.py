@@ -1,17 +1,22 @@
 """Language models of transformers: their own answers, and training as transformers and peft do."""
 
+import ast
+
 import numpy as np
 import pytest
 import torch
 
 import fedpfl
 from fedpfl import export, models
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
+from fedpfl.data.datasets.memory import hold_data
 from fedpfl.data.federation import Shape
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.vision import load_torchvision
-from tests.command import format_override
-from tests.conftest import assert_close
+from tests.command import compose_once, format_override
+from tests.conftest import assert_close, assert_same, read_cases
 
 load_torchvision()
 transformers = pytest.importorskip("transformers", reason="needs the extra lm")
@@ -42,6 +47,10 @@ def draw_texts(count, seed=0, pad=PAD):
     lengths = random.integers(3, LENGTH + 1, (count, 1))
     x = random.integers(2, VOCABULARY, (count, LENGTH)).astype(np.int32)
     return np.where(np.arange(LENGTH) < lengths, x, np.int32(pad))
+
+
+def write_config(values):
+    return "model.config=" + str(values).replace("'", "")
 
 
 def build(kind, **options):
@@ -181,3 +190,51 @@ def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_
         assert torch.equal(value, ours[name])
     with pytest.raises(FedpflError, match=r"adapter\.rank=2 adapter\.alpha=6 "):
         fedpfl.run(*words, again, "adapter.rank=3", data=data, directory=tmp_path / "3")
+
+
+REFUSED = """
+bertt | {} | TEXTS | arch=bertt is no folder .* did you mean bert
+bert | {} | LINES | is of the kind bert; take a decoder such as gpt2
+t5 | {"decoder_start_token_id": 0} | TEXTS | is of the kind t5; take an encoder or a decoder
+gpt2 | {"n_positions": 5} | TEXTS | reads 5 tokens; set dataset.length=5
+"""
+
+
+@pytest.mark.parametrize(("arch", "config", "shape", "told"), read_cases(REFUSED, " | "))
+def test_what_no_network_can_be_made_of_is_one_line(arch, config, shape, told):
+    config = {"vocab_size": VOCABULARY, **ast.literal_eval(config)}
+    samples = {"TEXTS": TEXTS, "LINES": LINES}[shape]
+    with pytest.raises(FedpflError, match=f"^model=hf: .*{told}"):
+        models.build_network("hf", samples, 3, 0, arch=arch, config=config)
+
+
+def test_dropout_is_each_clients_own_and_ids_without_a_row_are_refused(tmp_path):
+    data = {client: (draw_texts(9, seed), np.arange(9) % 3) for seed, client in enumerate("ab")}
+    config = write_config(DISTILLED)
+    words = ["model=hf", "model.arch=distilbert", "participation=1", "local.batch_size=4"]
+    runs = []
+    for workers in (1, 2):
+        place = {"directory": tmp_path / f"{workers}", "progress": False, "rounds": 2}
+        runs.append(fedpfl.run(*words, config, f"engine.workers={workers}", data=data, **place))
+    assert_same(*[run.personal("b") for run in runs])
+    still = write_config({**DISTILLED, "dropout": 0, "attention_dropout": 0})
+    place["directory"] = tmp_path / "still"
+    without = fedpfl.run(*words, still, data=data, **place)
+    assert without.summary["digest"] != runs[0].summary["digest"]
+    small = write_config({**DISTILLED, "vocab_size": 20})
+    with pytest.raises(FedpflError, match="knows 20 tokens, and data set memory has id 29"):
+        fedpfl.run(*words, small, data=data, directory=tmp_path / "small")
+
+
+def test_what_is_frozen_is_one_storage_for_workers_and_runs_of_a_process():
+    held = hold_data((draw_texts(40), np.arange(40) % 3))
+    words = ["dataset=memory", f"dataset.digest={held.digest}", "model=hf", "adapter=head"]
+    words += ["clients=2", "model.arch=distilbert", write_config(DISTILLED)]
+    shared = {}
+    places = set()
+    for method in ("fedavg", "fedper"):
+        plan = check_config(compose_once(*words, f"method={method}"))
+        run = build_run(plan, lambda key, make: shared.setdefault(key, shared.get(key) or make()))
+        for net in (run.net, run.net.copy(), run.net.copy().copy()):
+            places.add(tuple(leaf.data_ptr() for leaf in net.frozen.values()))
+    assert len(places) == 1

@@ -88,7 +88,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
             f"and a column of texts as dataset.input, which now holds {kind}"
         )
     options = ReadOptions(labels, categories, by, together, task=task, missing=missing)
-    columns = [*options.labels, *filter(None, (by, together))]
+    columns = facts or [*inputs]
     if kind == "numbers":
         columns += inputs
     parts = [split_table(_read_table(one, columns), one.origin, options) for one in splits]

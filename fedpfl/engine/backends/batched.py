@@ -259,15 +259,9 @@ class BatchedBackend(Backend):
             measures = _compute_row_measures(
                 metrics, logits_of_batches, labels, classes, horizons=horizons
             )
-        total = tree.send(
-            torch.tensor(
-                [
-                    row.federation.count_labels(indices)
-                    for row, indices in zip(rows, samples, strict=True)
-                ]
-            ),
-            device,
-        )
+        pairs = zip(rows, samples, strict=True)
+        sizes = [row.federation.count_labels(indices) for row, indices in pairs]
+        total = tree.send(torch.tensor(sizes), device)
         counts_of_rows = Counts(correct=correct, loss=loss, total=total, measures=measures)
         return divide_rows(counts_of_rows, [len(job.rows) for job in jobs])
 

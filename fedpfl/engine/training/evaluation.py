@@ -171,9 +171,7 @@ def evaluate_clients(
     allowed_logits = logits
     if federation.excluded_classes is not None:
         excluded_classes = federation.excluded_classes[forward_pass.clients]
-        excluded_classes = excluded_classes.repeat_interleave(
-            tree.send(torch.tensor(sizes), device), 0
-        )
+        excluded_classes = excluded_classes.repeat_interleave(total, 0)
         allowed_logits = logits.masked_fill(excluded_classes, -torch.inf)
     hits = Batch(data.x, data.y).find_hits(allowed_logits)
     correct = torch.stack([client_hits.sum() for client_hits in hits.split(sizes)])
