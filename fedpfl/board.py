@@ -115,11 +115,13 @@ class BoardCommand(NamedTuple):
         suite: The suite's content.
         folder: Where the board and its runs are.
         run_words: The words for all runs.
+        words: All words, as they were typed.
     """
 
     suite: Values
     folder: Path
     run_words: list[str]
+    words: list[str]
 
     @property
     def metric(self) -> str:
@@ -145,7 +147,7 @@ def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     board_keys = ("suite", "hydra.sweep.dir", *SUITE_KEYS)
     suite_words = [word for word in suite["words"] if override_key(word) not in values]
     run_words = [word for word in words if override_key(word) not in board_keys]
-    return BoardCommand(suite, Path(folder), [*suite_words, *run_words])
+    return BoardCommand(suite, Path(folder), [*suite_words, *run_words], words)
 
 
 FinalRuns = dict[Path, Values]
@@ -412,13 +414,8 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
     return 0
 
 
-def submit_row(identity_prefix: str, command: BoardCommand, words: Sequence[str]) -> int:
-    """Make the folder to send for a row: the row, its baselines, plugins, and how to verify them.
-
-    Args:
-        identity_prefix: how the row's identity begins.
-        command: the board.
-        words: of the command line.
+def submit_row(identity_prefix: str, command: BoardCommand) -> int:
+    """Make the folder to send for a row: the row, its baselines, plugins, and a command for them.
 
     Raises:
         FedpflError: if no such row exists, or the suite makes another.
@@ -428,12 +425,18 @@ def submit_row(identity_prefix: str, command: BoardCommand, words: Sequence[str]
     folder = command.folder / "submit" / rows[0]["identity"]
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(folder / "board.csv", index=False)
-    files = overrides.read_list_value(words, "plugins")
+    files = overrides.read_list_value(command.words, "plugins")
     for file in files:
         shutil.copy(file, folder)
     # The last word of a key counts.
     names = ",".join(Path(file).name for file in files)
-    line = ["verify", rows[0]["identity"], *words, "hydra.sweep.dir=.", f"plugins=[{names}]"]
+    line = [
+        "verify",
+        rows[0]["identity"],
+        *command.words,
+        "hydra.sweep.dir=.",
+        f"plugins=[{names}]",
+    ]
     text = f"In this folder: `python -m fedpfl.board {shlex.join(line)}`\n"
     (folder / "README.md").write_text(text)
     answer.add_facts(files=[*folder.iterdir()])
@@ -531,14 +534,12 @@ def main() -> int:
 
 def _run_words(arguments: Sequence[str]) -> int:
     """Verify a row, or make a board; return the exit status."""
-    if arguments[0] in ("verify", "submit"):
+    commands = {"verify": verify_row, "submit": submit_row}
+    if arguments[0] in commands:
         # An option in place of the row would be taken for its beginning.
         check_words(arguments[1:2], (), HELP_ADVICE)
-        identity_prefix = "".join(arguments[1:2])
         command = read_command_line(arguments[2:])
-        if arguments[0] == "submit":
-            return submit_row(identity_prefix, command, arguments[2:])
-        return verify_row(identity_prefix, command)
+        return commands[arguments[0]]("".join(arguments[1:2]), command)
     return _run_board(read_command_line(arguments))
 
 

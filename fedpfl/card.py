@@ -3,8 +3,8 @@
     fedpfl card fedobp
     fedpfl card mine.py outputs     # of each method of a plugin, with its runs below these folders
 
-A card has paper, equations and departures as the class has them, hooks, what the server sees and what
-travels, promises kept, the difference to public code, cost, harm, rows of the board and own runs
+A card has paper, equations and departures as the class has them, hooks, the server's view, traffic,
+promises kept, the difference to public code, cost, harm, rows of the board and own runs
 with their commands.
 """
 
@@ -27,10 +27,11 @@ from fedpfl.ground.records import Record
 from fedpfl.ground.terminal import outlive_readers
 from fedpfl.ground.words import check_words
 from fedpfl.methods import METHODS, Method
+from fedpfl.methods.shared.method import hook_names
+from fedpfl.report import groups, runs
 from fedpfl.report.commands import find_words
 from fedpfl.report.fairness import compare_with_baselines
-from fedpfl.report.grouping import groups
-from fedpfl.report.load import no_runs_error, runs
+from fedpfl.report.load import no_runs_error
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.tables import accuracy_table
 from fedpfl.runner.faults import run_guarded
@@ -67,14 +68,10 @@ def _print_cards(arguments: Sequence[str]) -> int:
 def make_card(subject: Subject, roots: Sequence[str] = ()) -> Record:
     """Gather the facts about a method. Raises FedpflError if there are folders without its runs."""
     # ---- Step 1: what its class says, and does on the tiny federation.
-    name, method = subject.name, METHODS[subject.name]
+    method_name, method = subject.name, METHODS[subject.name]
     trial: Any = make_trial(subject)
-    title = METHOD_TITLES.get(name) or method.title or method.__name__
-    own_hooks = [
-        hook
-        for hook, value in vars(Method).items()
-        if inspect.isfunction(value) and hook[0] != "_" and getattr(method, hook) is not value
-    ]
+    title = METHOD_TITLES.get(method_name) or method.title or method.__name__
+    hooks = [name for name in hook_names() if getattr(method, name) is not getattr(Method, name)]
     verdicts = audit(trial, METHOD_PROMISES, quick=True)
     promises = {one.promise.title: "; ".join(one.faults) or "kept" for one in verdicts}
     states, outcomes = trial.play_cohorts("loop")
@@ -83,22 +80,21 @@ def make_card(subject: Subject, roots: Sequence[str] = ()) -> Record:
 
     # ---- Step 2: what was measured of it.
     card = {
-        "method": name,
+        "method": method_name,
         "title": title,
         "description": inspect.getdoc(method) or "",
-        "hooks": own_hooks,
+        "hooks": hooks,
         "server_sees": trial.method.server_sees,
         "promises": promises,
         "down": traffic.values_down / len(COHORTS[-1]) / network,
         "up": traffic.values_up / len(COHORTS[-1]) / network,
         "kept": tree.size(states[0].rows.initial["client"]) / network,
-        "costs": read_results("methods.csv", name),
-        "oracles": read_results("oracles.csv", name),
+        "costs": read_results("methods.csv", method_name),
+        "oracles": read_results("oracles.csv", method_name),
         "board": read_results("board_small.csv", title),
-        "runs": list_runs(name, roots) if roots else [],
+        "runs": list_runs(method_name, roots) if roots else [],
     }
-    plain_card: Record = answer.make_plain(card)
-    return plain_card
+    return answer.make_plain(card)
 
 
 def read_results(file_name: str, name: str) -> list[Record]:

@@ -1,4 +1,13 @@
-"""Check your code: `fedpfl check mine.py` tries each choice of a file on its promises.
+"""Check your code: each method, model, data set and partition of a file is tried on its promises.
+
+    fedpfl check mine.py
+    fedpfl check mine.py partition=equal dataset=stripes
+    fedpfl check dataset=npz dataset.path=mine.npz --quick
+
+The first word is a Python file (docs/extend.md), or a built-in choice; KEY=VALUE are settings as
+fedpfl.train takes them, such as method.mu=0.1, and method=NAME, model=NAME, dataset=NAME or
+partition=NAME try this alone. --quick tries on one of the backends, and in this process alone. There
+is a line for each promise: ok, or the fault, by how much, and how to fix it.
 
 Exit status: 0 all is kept, 1 something is not, 2 the command or the file must be fixed.
 """
@@ -6,6 +15,7 @@ Exit status: 0 all is kept, 1 something is not, 2 the command or the file must b
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +25,9 @@ from fedpfl.config.plugins import PLUGIN_KINDS
 from fedpfl.ground import answer
 from fedpfl.ground.errors import FedpflError, did_you_mean, escape_controls, shorten_values
 from fedpfl.ground.records import Record
-from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
+from fedpfl.ground.terminal import outlive_readers, print_notice
+from fedpfl.ground.words import check_words
+from fedpfl.runner.faults import run_guarded
 from fedpfl.testing.elsewhere import OtherProcess
 from fedpfl.testing.promises import Trial, Untriable, audit
 from fedpfl.testing.trials import (
@@ -28,53 +40,26 @@ from fedpfl.testing.trials import (
 )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print, for each choice, a line for each promise; return the exit status."""
-    options = _make_parser().parse_intermixed_args(arguments)
+    return run_guarded(__doc__, sys.argv[1:] if arguments is None else arguments, _check_words)
+
+
+def _check_words(arguments: Sequence[str]) -> int:
+    arguments = check_words(arguments, ("--quick",), "fedpfl check --help tells what it takes")
+    target, *values = [word for word in arguments if word != "--quick"] or [""]
     threads = torch.get_num_threads()
     try:
-        subjects = find_subjects(options.what, options.values)
-        other_process = OtherProcess([options.what] if _is_file(options.what) else [])
+        subjects = find_subjects(target, values)
+        other_process = OtherProcess([target] if _is_file(target) else [])
         # Wrong options of any are told before the first is tried.
         trials = [make_trial(subject) for subject in subjects]
         for subject, trial in zip(subjects, trials, strict=True):
             other_process.attach(trial, subject)
-        return max(map(_print_verdicts, subjects, trials, [options.quick] * len(trials)))
-    except FedpflError as error:
-        print_notice(error)
-        return 2
+        is_quick = "--quick" in arguments
+        return max(map(_print_verdicts, subjects, trials, [is_quick] * len(trials)))
     finally:
         torch.set_num_threads(threads)
-
-
-def _make_parser() -> Parser:
-    parser = Parser(
-        prog="fedpfl check",
-        description=(
-            "Try methods, models, data sets and partitions, your own or built-in ones, on their"
-            " promises. A line for each promise: ok, or the fault, by how much, and how to fix it."
-        ),
-        epilog=(
-            "Examples: fedpfl check mine.py; fedpfl check mine.py partition=equal dataset=stripes;"
-            " fedpfl check dataset=npz dataset.path=mine.npz"
-        ),
-    )
-    parser.add_argument(
-        "what", help="a Python file (docs/extend.md), or a built-in choice such as dataset=NAME"
-    )
-    parser.add_argument(
-        "values",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help=(
-            "settings as `fedpfl.train` takes them, such as method.mu=0.1; method=NAME, model=NAME,"
-            " dataset=NAME or partition=NAME try this alone"
-        ),
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="on one of the backends, and in this process alone"
-    )
-    return parser
 
 
 # ---- subjects of the words

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from fedpfl import __version__
-from fedpfl.ground.errors import error_text
 from fedpfl.ground.records import Record
 
-JSON_OPTION = "--json"
 _facts: dict[str, list[Any]] = {}
 _errors: list[str] = []
 
@@ -31,11 +28,11 @@ def note_error(text: str) -> None:
 
 def run_command(main: Callable[[], int | None]) -> None:
     """Run a command, and exit if its status is not 0; with --json stdout has its answer alone."""
-    if JSON_OPTION not in sys.argv:
+    if "--json" not in sys.argv:
         if status := main():
             sys.exit(status)
         return
-    sys.argv = [word for word in sys.argv if word != JSON_OPTION]
+    sys.argv = [word for word in sys.argv if word != "--json"]
     _facts.clear()
     _errors[:] = ["the facts beside this say what failed"]
     # What is printed for people, by child processes too, goes to standard error.
@@ -47,18 +44,12 @@ def run_command(main: Callable[[], int | None]) -> None:
         end_status = main() or 0
     except SystemExit as ending:
         end_status = ending.code or 0
-    except Exception as error:
-        traceback.print_exc()
-        note_error(error_text(error, with_class=True))
-        end_status = 1
     sys.stdout.flush()
     os.dup2(standard_output, 1)
     answer: Record = {"fedpfl": __version__, "status": end_status, **_facts}
     if end_status:
         answer["error"] = {"message": _errors[0], "status": end_status}
-    # Processes of torchrun share one standard output.
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(make_plain(answer)), flush=True)
+    print(json.dumps(make_plain(answer)), flush=True)
     sys.exit(end_status)
 
 

@@ -20,7 +20,7 @@ USE_TCP = 0b11
 
 
 def is_sealable() -> bool:
-    """Tell whether this system can seal a process."""
+    """Ask the system for a Landlock that is new enough."""
     return os.name == "posix" and _call_kernel(CREATE_RULES, None, 0, 1) >= OLDEST_VERSION
 
 
@@ -29,14 +29,13 @@ def seal_process(folder: Path) -> None:
 
     Threads that run already stay as they are, so this comes before any import of torch.
     """
-    kernel = ctypes.CDLL(None)
-    kernel.unshare(NEW_USER_AND_NETWORK)  # an empty network, if the system allows that
+    ctypes.CDLL(None).unshare(NEW_USER_AND_NETWORK)  # an empty network, where that is allowed
     handled = struct.pack("QQ", WRITE_FOLDER, USE_TCP)
     rules = _call_kernel(CREATE_RULES, handled, len(handled), 0)
     for path, rights in ((folder, WRITE_FOLDER), (Path(os.devnull), WRITE_FILE)):
         rule = struct.pack("=Qi", rights, os.open(path, os.O_PATH))
         _call_kernel(ADD_RULE, rules, 1, rule, 0)
-    kernel.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if _call_kernel(RESTRICT_SELF, rules, 0):
         raise OSError("Landlock refuses to seal this process")
 
