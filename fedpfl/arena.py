@@ -33,7 +33,6 @@ from fedpfl.data import Federation
 from fedpfl.ground import answer, seal
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.files import atomic_output
 from fedpfl.ground.ranges import Count, Positive, WholeNumber
 from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
@@ -111,8 +110,8 @@ def add_submission(contract: str, code: str, ledger: Path) -> int:
     entry = judge_submission(contract, code, lines)
     if lines != (ledger.read_text() if ledger.exists() else ""):
         raise FedpflError(f"{ledger} has changed while the submission ran; nothing was added")
-    with atomic_output(ledger) as file:
-        file.write_text(f"{lines}{json.dumps(entry)}\n")
+    with ledger.open("a") as file:
+        file.write(f"{json.dumps(entry)}\n")
     answer.add_facts(entries=[entry])
     if "refused" in entry:
         print_notice(f"refused: {entry['refused']}")
@@ -152,8 +151,8 @@ def judge_submission(contract_text: str, code: str, lines: str) -> Record:
         print_notice("this system cannot seal the processes of a submission (docs/arena.md)")
     contract = build_dataclass(Contract, yaml.safe_load(contract_text), "contract")
     digest, previous = _digest_text(code), _digest_text(lines)
-    texts = [f"{digest} {previous} {number}" for number in range(contract.seeds)]
-    seeds = [int(_digest_text(text)[:7], 16) for text in texts]
+    keys = range(contract.seeds)
+    seeds = [int(_digest_text(f"{digest} {previous} {key}")[:7], 16) for key in keys]
     entry: Record = {
         "previous": previous,
         "contract": contract_text,

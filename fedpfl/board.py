@@ -430,15 +430,9 @@ def submit_row(identity_prefix: str, command: BoardCommand) -> int:
         shutil.copy(file, folder)
     # The last word of a key counts.
     names = ",".join(Path(file).name for file in files)
-    line = [
-        "verify",
-        rows[0]["identity"],
-        *command.words,
-        "hydra.sweep.dir=.",
-        f"plugins=[{names}]",
-    ]
-    text = f"In this folder: `python -m fedpfl.board {shlex.join(line)}`\n"
-    (folder / "README.md").write_text(text)
+    words = [*command.words, "hydra.sweep.dir=.", f"plugins=[{names}]"]
+    line = shlex.join(["python", "-m", "fedpfl.board", "verify", rows[0]["identity"], *words])
+    (folder / "README.md").write_text(f"In this folder: `{line}`\n")
     answer.add_facts(files=[*folder.iterdir()])
     print(f"wrote {folder}; CONTRIBUTING.md says where it goes")
     return 0

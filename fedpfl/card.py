@@ -40,7 +40,6 @@ from fedpfl.testing.promises import audit
 from fedpfl.testing.toy import COHORTS
 from fedpfl.testing.trials import Subject, make_trial
 
-TEMPLATE = Path(__file__).with_suffix(".md")
 RESULTS = Path(__file__).with_name("results")
 """A link to docs/results; an installed package has the files that cards read."""
 
@@ -57,7 +56,7 @@ def _print_cards(arguments: Sequence[str]) -> int:
     if not subjects:
         raise FedpflError(f"{target} has no method; fedpfl check tries other choices")
     jinja = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    template = jinja.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    template = jinja.from_string(Path(__file__).with_suffix(".md").read_text(encoding="utf-8"))
     for subject in subjects:
         card = make_card(subject, roots)
         answer.add_facts(cards=[card])

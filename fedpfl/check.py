@@ -148,7 +148,7 @@ def _print_verdicts(subject: Subject, trial: Trial, is_quick: bool) -> int:
             # The next promise may take a minute.
             print(f"  {word:6}{promise.title}", flush=True)
             if word == "WRONG":
-                answer.note_error(f"{subject}: {promise.title}: {told_faults[0]}")
+                answer.last_error[:] = [f"{subject}: {promise.title}: {told_faults[0]}"]
             for fault in told_faults:
                 print(f"        {fault}")
             if advice:

@@ -12,18 +12,14 @@ from fedpfl import __version__
 from fedpfl.ground.records import Record
 
 _facts: dict[str, list[Any]] = {}
-_errors: list[str] = []
+last_error = [""]
+"""The last line for the user, which is the answer if the command fails."""
 
 
 def add_facts(**facts: list[Any]) -> None:
     """Add facts to the answer, behind earlier ones of their names."""
     for name, values in facts.items():
         _facts.setdefault(name, []).extend(values)
-
-
-def note_error(text: str) -> None:
-    """Keep a line that the answer tells if the command fails; the last one counts."""
-    _errors[:] = [text]
 
 
 def run_command(main: Callable[[], int | None]) -> None:
@@ -34,7 +30,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         return
     sys.argv = [word for word in sys.argv if word != "--json"]
     _facts.clear()
-    _errors[:] = ["the facts beside this say what failed"]
+    last_error[:] = ["the facts beside this say what failed"]
     # What is printed for people, by child processes too, goes to standard error.
     sys.stdout.flush()
     standard_output = os.dup(1)
@@ -48,7 +44,7 @@ def run_command(main: Callable[[], int | None]) -> None:
     os.dup2(standard_output, 1)
     answer: Record = {"fedpfl": __version__, "status": end_status, **_facts}
     if end_status:
-        answer["error"] = {"message": _errors[0], "status": end_status}
+        answer["error"] = {"message": last_error[0], "status": end_status}
     print(json.dumps(make_plain(answer)), flush=True)
     sys.exit(end_status)
 

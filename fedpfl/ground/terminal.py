@@ -18,7 +18,7 @@ from fedpfl.ground.words import check_words
 def print_notice(text: object) -> None:
     """Print one line on standard error, where it does not mix with results."""
     line = escape_controls(shorten_values(str(text)))
-    answer.note_error(line)
+    answer.last_error[:] = [line]
     print(f"fedpfl: {line}", file=sys.stderr, flush=True)
 
 

@@ -383,14 +383,14 @@ def _list_runs(options: Namespace) -> None:
 
 def _compare_sides(options: Namespace) -> None:
     a, b = find_sides(options.roots, options.where, options.trials)
-    _print_tables(compare_groups(a, b, options.select), options)
+    show_tables(*compare_groups(a, b, options.select), form=options.format or "terminal")
 
 
 def _rank_runs(options: Namespace) -> None:
     tables, result = rank_tables(
         _find_runs(options), options.accuracy, options.select, options.every or 1
     )
-    _print_tables(tables, options)
+    show_tables(*tables, form=options.format or "terminal")
     _report_files(draw_rank_diagram(result, _output_folder(options, "figures") / "ranks"))
 
 
@@ -399,11 +399,12 @@ def _judge_claims(options: Namespace) -> None:
         raise FedpflError("name a claim, as: python -m fedpfl.report claim 'fedobp > fedper'")
     sentences = [claims.parse_claim(text) for text in options.claims]
     table = claims.judge_claims(_find_runs(options), sentences, options.by, options.accuracy)
-    _print_tables([table], options)
+    show_tables(table, form=options.format or "terminal")
 
 
 def _show_power(options: Namespace) -> None:
-    _print_tables([claims.power_table(_find_runs(options), options.accuracy)], options)
+    table = claims.power_table(_find_runs(options), options.accuracy)
+    show_tables(table, form=options.format or "terminal")
 
 
 def _clean_directories(options: Namespace) -> int:
@@ -438,10 +439,6 @@ def _report_files(targets: Iterable[Path]) -> None:
         print_to_stderr(f"wrote {target}")
 
 
-def _print_tables(tables: Table | Sequence[Table], options: Namespace) -> None:
-    show_tables(tables, options.format or "terminal")
-
-
 def _show_table(name: str, table: Table, options: Namespace) -> None:
     """Print a table, or write it below `options.out` in `options.format`.
 
@@ -452,7 +449,7 @@ def _show_table(name: str, table: Table, options: Namespace) -> None:
         table = replace(table, caption=options.caption, notes=(table.caption, *table.notes))
     table = replace(table, pm=options.pm)
     if options.format in (None, "terminal") or not options.out:
-        _print_tables(table, options)
+        show_tables(table, form=options.format or "terminal")
     if options.out:
         for form in [options.format] if options.format else [*FORMATS][1:]:
             target = options.out / f"{name.replace('/', '_')}{FORMATS[form]}"

@@ -60,7 +60,6 @@ def clean_runs(
 
     # ---- Step 2: show them and ask.
     show_tables(entries_table(list_entries(removable)))
-    print()
     count = "1 directory" if len(removable) == 1 else f"{len(removable)} directories"
     if not yes and not _ask_user(f"Remove {count}? [y/N] "):
         print("removed nothing")

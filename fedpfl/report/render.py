@@ -59,11 +59,10 @@ def render(
     return "\n".join(map(renderers[form], table_list))
 
 
-def show_tables(tables: Table | Sequence[Table], form: str = "terminal") -> None:
+def show_tables(*tables: Table, form: str = "terminal") -> None:
     """Print tables, which are the command's answer."""
-    table_list = [tables] if isinstance(tables, Table) else list(tables)
-    answer.add_facts(tables=[table.record for table in table_list])
-    print(render(table_list, form, terminal_width()), end="")
+    answer.add_facts(tables=[table.record for table in tables])
+    print(render(tables, form, terminal_width()), end="")
 
 
 def _render_markdown(table: Table) -> str:
