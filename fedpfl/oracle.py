@@ -1,0 +1,435 @@
+"""Hold a method beside the class that it was ported from: `fedpfl oracle mine.py --against`.
+
+Both have the same samples, minibatches (in the order of samples) and initial parameters. What each
+client has before its steps and at its end is noted, so that the place is found where two programs
+part. Exit status: 0 they agree, 1 they part, 2 the command or a file must be fixed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import importlib
+import io
+import sys
+import tempfile
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import yaml
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import fedpfl
+from fedpfl.check import find_subjects
+from fedpfl.config.run import Run
+from fedpfl.engine.backends.loop import LoopBackend
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.step import PureStep
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
+from fedpfl.ground.vision import load_torchvision
+
+VALUES: Any = OmegaConf.load(Path(__file__).with_suffix(".yaml"))
+HELP = (
+    "Say where a method and a class of PFLlib, HtFLlib or FL-bench part first:"
+    " fedpfl oracle mine.py --against PFLlib:FedX method.mu=0.5 --theirs mu=0.5"
+)
+LARGEST_ROUNDING = 1e-5
+"""Differences up to this come from the order in which float32 numbers are added."""
+SERVER = -1
+"""Stands for a client's number in notes."""
+
+
+Entries = list[dict[str, Tensor]]
+
+
+class Notes(defaultdict[tuple[int, int], Entries]):
+    """By round and client: entries before each step and in the end; the server's at first."""
+
+    def add(self, round_number: int, client: int, entries: Iterable[tuple[Any, Tensor]]) -> None:
+        """Note entries as they are now."""
+        copies = {str(name): entry.detach().clone() for name, entry in entries}
+        self[round_number, client].append(copies)
+
+
+@contextlib.contextmanager
+def note_loop(notes: Notes) -> Iterator[None]:
+    """Note what fedpfl has, and let it take minibatches in the order of samples."""
+    take_step, train = PureStep.__call__, LoopBackend._train
+
+    def note_step(step: PureStep, state: Any, *rest: Any) -> Any:
+        notes.add(step.job.draws[0].round, step.job.rows[0].client, tree.items(state.params))
+        return take_step(step, state, *rest)
+
+    def note_ends(backend: LoopBackend, net: Any, job: TrainJob, stop: Any) -> Any:
+        result = train(backend, net, job, stop)
+        notes.add(job.draws[0].round, job.rows[0].client, tree.items(result.params))
+        notes.add(job.draws[0].round, SERVER, tree.items(job.server))
+        return result
+
+    with (
+        mock.patch.object(PureStep, "__call__", note_step),
+        mock.patch.object(LoopBackend, "_train", note_ends),
+        mock.patch.object(Draws, "order", lambda *arguments: torch.arange(arguments[-1])),
+    ):
+        yield
+
+
+class Problem:
+    """Hold what both sides train on: the samples, clients and network of a run.
+
+    Attributes:
+        parts: For each client its samples' numbers, by split.
+    """
+
+    def __init__(self, run: Run):
+        self.run, federation = run, run.federation
+        self.images, self.labels = federation.normalize(federation.x), federation.y
+        self.parts: list[dict[str, list[int]]] = []
+        for client in range(federation.clients):
+            splits = (federation.train, federation.test, federation.validation)
+            numbers = [split[client].tolist() if split else [] for split in splits]
+            self.parts.append(dict(zip(("train", "test", "val"), numbers, strict=True)))
+
+    def make_network(self) -> Any:
+        """Return the network before round 1 in two parts, `base` and `classifier`."""
+        net, network = self.run.net, nn.Module()
+        network.base = net.copy_module()
+        network.base.load_state_dict(net.state_dict({**net.fixed, **net.params, **net.buffers}))
+        network.classifier = network.base.get_submodule(net.parts.head_layer)
+        network.base.set_submodule(net.parts.head_layer, nn.Identity())
+        return network
+
+
+# ---- The libraries' own servers and clients, which change the process that they are in
+
+
+class Driver:
+    """Hold what drivers of libraries have in common.
+
+    Args:
+        folder: Of the modules that are imported.
+        problem: What servers and clients train on.
+    """
+
+    def __init__(self, folder: Path, problem: Problem):
+        self.folder, self.problem, self.notes, self.round = folder, problem, Notes(list), 0
+        self.cohorts = [*problem.run.draw_cohorts()]
+        load_torchvision()
+        for name in VALUES.unused:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+            sys.modules.setdefault(name, mock.MagicMock())
+        sys.path.insert(0, str(folder))
+        load = torch.utils.data.DataLoader
+
+        def load_in_order(data: Any, size: int = 1, *_: Any, batch_size: int = 0, **__: Any) -> Any:
+            return load(data, batch_size or size)
+
+        torch.utils.data.DataLoader = load_in_order  # type: ignore[misc, assignment]
+
+    def prepare(self, server: Any) -> None:
+        """Change a server before its first round."""
+
+    def look(self, server: Any) -> None:
+        """Look at a server between rounds."""
+
+    def read_options(self, library: str, options: dict[str, Any]) -> Any:
+        """Return a library's options by the run's keys, some of them as they are told."""
+        values = OmegaConf.merge(self.problem.run.config, {"theirs": VALUES[library]}).theirs
+        for key, value in options.items():
+            OmegaConf.update(values, key, value, force_add=True)
+        return OmegaConf.to_container(values, resolve=True)
+
+    def train(
+        self, train: Callable[..., Any], find_model: Callable[[], Any], client: int, *inputs: Any
+    ) -> Any:
+        """Have a client train, and note what its optimizers step and its model in the end."""
+
+        def note(optimizer: Any, *_: Any) -> None:
+            entries = [entry for group in optimizer.param_groups for entry in group["params"]]
+            self.notes.add(self.round, client, enumerate(entries))
+
+        hook = register_optimizer_step_pre_hook(note)
+        answer = train(*inputs)
+        hook.remove()
+        self.notes.add(self.round, client, find_model().named_parameters())
+        return answer
+
+
+class FlcoreLibrary(Driver):
+    """Drive PFLlib, or HtFLlib, whose models lie in files."""
+
+    def __init__(self, folder: Path, problem: Problem):
+        super().__init__(folder / "system", problem)
+        importlib.import_module("utils.data_utils").read_client_data = self._read_samples
+        self._split_type = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
+        clients = importlib.import_module("flcore.clients.clientbase")
+        self._load_item = getattr(clients, "load_item", None)
+        self._scratch = tempfile.TemporaryDirectory()
+        torch.load = partial(torch.load, weights_only=False)
+
+        def build(model: Any, *_: Any, **__: Any) -> None:
+            nn.Module.__init__(model)
+            network = problem.make_network()
+            model.base, model.head = network.base, network.classifier
+
+        self._split_type.__init__ = build
+
+    def play(self, name: str, **options: Any) -> None:
+        """Train.
+
+        Args:
+            name: Of the server's class.
+            options: Of the main program.
+        """
+        server_type = self._find_server_type(name)
+        cohorts = [*self.cohorts, self.cohorts[-1]]  # one more round is played than is asked for
+
+        def select(server: Any) -> list[Any]:
+            self.round += 1
+            model = getattr(server, "global_model", None)
+            self.notes.add(self.round, SERVER, model.named_parameters() if model else ())
+            return [server.clients[client] for client in cohorts[self.round - 1]]
+
+        for hook in ("evaluate", "evaluate_personalized", "evaluate_one_step"):
+            setattr(server_type, hook, lambda server, *_, **__: self.look(server))
+        server_type.save_results = server_type.save_global_model = lambda server: None
+        server_type.select_clients = select
+        torch.manual_seed(0)
+        server = server_type(self._make_arguments(options), 0)
+        server.rs_test_acc = server.rs_test_acc_per = [0]
+        self.prepare(server)
+        for client in server.clients:
+            find_model = partial(self._find_model, client)
+            client.train = partial(self.train, client.train, find_model, client.id)
+        server.train()
+
+    def _find_server_type(self, name: str) -> Any:
+        """Import the class. Raises FedpflError where no file defines it."""
+        for file in self.folder.glob("flcore/servers/*.py"):
+            if f"class {name}(" in file.read_text():
+                return getattr(importlib.import_module(f"flcore.servers.{file.stem}"), name)
+        raise FedpflError(f"no file of {self.folder}/flcore/servers has a class {name}")
+
+    def _make_arguments(self, options: dict[str, Any]) -> Any:
+        """Return the main program's options."""
+        parser = ArgumentParser()
+        for node in ast.walk(ast.parse((self.folder / "main.py").read_text())):
+            if isinstance(node, ast.Expr) and "parser.add_argument(" in ast.unparse(node):
+                eval(ast.unparse(node), {"parser": parser})
+        model = self._split_type()
+        arguments = parser.parse_args([])
+        arguments.num_classes = self.problem.run.federation.classes
+        arguments.model, arguments.head = model, copy.deepcopy(model.head)
+        arguments.save_folder_name = self._scratch.name
+        vars(arguments).update(self.read_options("pfllib", options))
+        return arguments
+
+    def _find_model(self, client: Any) -> Any:
+        if self._load_item:
+            return self._load_item(client.role, "model", client.save_folder_name)
+        return client.model
+
+    def _read_samples(self, dataset: str, client: int, is_train: bool = True, **_: Any) -> Any:
+        part = self.problem.parts[client]
+        chosen = part["train"] + part["val"] if is_train else part["test"]
+        return [*zip(self.problem.images[chosen], self.problem.labels[chosen], strict=True)]
+
+
+class Bench(Driver):
+    """Drive FL-bench."""
+
+    def play(self, name: str, **options: Any) -> None:
+        """Train.
+
+        Args:
+            name: Of the method.
+            options: Of the method, or with dots of the whole configuration.
+        """
+        # ---- Step 1: the server, as its modules know the problem
+        name = name.lower()
+        module = importlib.import_module(f"src.server.{name}")
+        server_type = {key.lower(): value for key, value in vars(module).items()}[f"{name}server"]
+        self._add_samples()
+        self._add_network()
+        defaults = importlib.import_module("src.utils.constants").DEFAULTS
+        options = {key if "." in key else f"{name}.{key}": options[key] for key in options}
+        values = self.read_options("flbench", {"method": name, name: {}, **options})
+        arguments = importlib.import_module("src.utils.functional").parse_args(
+            OmegaConf.merge(defaults, values),
+            name,
+            getattr(server_type, "get_hyperparams", None),
+        )
+        server = server_type(args=arguments)
+        self.prepare(server)
+
+        # ---- Step 2: its rounds
+        worker = server.trainer.worker
+        train = worker.train
+        worker.train = lambda package: self.train(
+            train, lambda: worker.model, package["client_id"], package
+        )
+        for cohort in self.cohorts:
+            server.current_epoch, server.selected_clients = self.round, list(cohort)
+            self.round += 1
+            self.notes.add(self.round, SERVER, server.public_model_params.items())
+            server.train_one_round()
+            self.look(server)
+
+    def _add_samples(self) -> None:
+        """Let it find the samples and their split."""
+        parts = self.problem.parts
+        clients = list(range(len(parts)))
+        separation = dict.fromkeys(("train", "val", "test"), clients) | {"total": len(clients)}
+        indices = [{key: np.array(part[key], int) for key in part} for part in parts]
+        partition = {"separation": separation, "data_indices": indices}
+        dataset: Any = torch.utils.data.TensorDataset(self.problem.images, self.problem.labels)
+        dataset.data, dataset.targets = dataset.tensors
+        dataset.train = dataset.eval = lambda: None
+        importlib.import_module("data.utils.datasets").DATASETS["mnist"] = lambda **_: dataset
+        module = importlib.import_module("src.server.fedavg")
+        module.open = lambda *_: io.StringIO('{"split": "sample"}')
+        module.pickle = SimpleNamespace(load=lambda file: partition)
+        runtime = SimpleNamespace(runtime=SimpleNamespace(output_dir="."))
+        module.HydraConfig = SimpleNamespace(get=lambda: runtime)
+
+    def _add_network(self) -> None:
+        """Let it find the network."""
+        networks = importlib.import_module("src.utils.models")
+
+        def build(model: Any, **_: Any) -> None:
+            networks.DecoupledModel.__init__(model)
+            network = self.problem.make_network()
+            model.base, model.classifier = network.base, network.classifier
+
+        networks.MODELS["mlp"] = type("Model", (networks.DecoupledModel,), {"__init__": build})
+
+
+def open_library(folder: Path, problem: Problem) -> FlcoreLibrary | Bench:
+    """Return the driver of a checkout. Raises FedpflError where it is none that is known."""
+    if (folder / "system" / "flcore").is_dir():
+        return FlcoreLibrary(folder, problem)
+    if (folder / "src" / "server").is_dir():
+        return Bench(folder, problem)
+    raise FedpflError(f"{folder} is no checkout of PFLlib, HtFLlib or FL-bench")
+
+
+# ---- Where two programs part
+
+
+def measure_differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    """Measure how far their entries are from ours of one shape, by the name of the nearest."""
+    differences: dict[str, float] = {}
+    for entry in theirs.values():
+        distances = {}
+        for name in [name for name in ours if ours[name].shape == entry.shape]:
+            difference = (ours[name].double() - entry.double()).abs()
+            # nan is a difference, which max() would lose.
+            distances[name] = difference.nan_to_num(nan=np.inf).max().item()
+        if distances:
+            name = min(distances, key=distances.__getitem__)
+            differences[name] = max(distances[name], differences.get(name, 0.0))
+    return differences
+
+
+def find_parted(ours: Entries, theirs: Entries, places: Iterable[int]) -> tuple[int, str]:
+    """Return the first place where two notes are further apart than rounding, and by how much."""
+    for place in places:
+        for name, difference in measure_differences(ours[place], theirs[place]).items():
+            if difference > LARGEST_ROUNDING:
+                return place, f"{name} by {difference:.2g}"
+    return 0, ""
+
+
+def compare_notes(ours: Notes, theirs: Notes) -> tuple[bool, str]:
+    """Tell whether clients begin and end rounds alike, and by how much or where they part.
+
+    Raises:
+        FedpflError: They have no entry of one shape.
+    """
+    largest = -1.0
+    for number, client in sorted(key for key in ours if key[1] != SERVER):
+        mine, other = ours[number, client], theirs[number, client]
+        for place in (0, -1) if other else ():
+            largest = max(largest, *measure_differences(mine[place], other[place]).values(), -1.0)
+            if largest <= LARGEST_ROUNDING:
+                continue
+            # ---- Which hook that is
+            _, text = find_parted(mine, other, [place])
+            if place == 0:
+                _, at_server = find_parted(ours[number, SERVER], theirs[number, SERVER], [0])
+                hook = "aggregate of the round before" if at_server else "download or start"
+            else:
+                step, step_text = find_parted(mine, other, range(1, min(len(mine), len(other))))
+                hook, text = f"loss of step {step}", step_text or text
+                if len(mine) != len(other):
+                    hook = f"phases ({len(mine) - 1} steps here, {len(other) - 1} there)"
+            return False, f"they part in round {number}, client {client}, {hook}: {text}"
+    if largest < 0:
+        raise FedpflError("the two have no entry of one shape, so nothing can be compared")
+    return True, f"equal to {largest:.0e} over {max(ours)[0]} rounds"
+
+
+# ---- The command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print whether a method and a class agree, or where they part; return the exit status."""
+    parser = Parser(prog="fedpfl oracle", description=HELP)
+    parser.add_argument("what", help="a Python file (docs/extend.md), or a method's name")
+    parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="as `fedpfl.train` has them")
+    parser.add_argument(
+        "--against", required=True, metavar="DIR:CLASS", help="its checkout, and it"
+    )
+    parser.add_argument(
+        "--theirs", action="append", default=[], metavar="KEY=VALUE", help="its options"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        agrees, text = _play_both(options)
+    except FedpflError as error:
+        print_notice(error)
+        return 2
+    print(text)
+    return int(not agrees)
+
+
+def _play_both(options: Any) -> tuple[bool, str]:
+    """Play a method and a class. Raises FedpflError."""
+    methods = [one.name for one in find_subjects(options.what, []) if one.kind == "method"]
+    defaults = [f"{key}={value}" for key, value in VALUES.problem.items()]
+    words = [*defaults, *(f"method={name}" for name in methods), *options.values]
+    chosen_words = {word.partition("=")[0]: word for word in words}
+    ours = Notes(list)
+    with tempfile.TemporaryDirectory() as place, note_loop(ours):
+        run = fedpfl.run(*chosen_words.values(), directory=f"{place}/run", progress=False)._run
+    folder, _, name = options.against.rpartition(":")
+    driver = open_library(Path(folder), Problem(run))
+    theirs = [word.partition("=") for word in options.theirs]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            driver.play(name, **{key: yaml.safe_load(value) for key, _, value in theirs})
+    except FedpflError:
+        raise
+    except Exception as error:  # it may fail in any way
+        raise FedpflError(f"{options.against}: {error_text(error, with_class=True)}") from error
+    return compare_notes(ours, driver.notes)
+
+
+if __name__ == "__main__":
+    outlive_readers()
+    sys.exit(main())
