@@ -30,9 +30,11 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import fedpfl
 from fedpfl.check import find_subjects
-from fedpfl.config.run import Run
+from fedpfl.config import overrides
+from fedpfl.config.plan import check_config
+from fedpfl.config.resolution import escape_interpolations
+from fedpfl.config.run import Run, build_run
 from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.jobs import TrainJob
@@ -41,6 +43,8 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.ground.vision import load_torchvision
+from fedpfl.testing.toy import PlaySettings, play_rounds
+from fedpfl.testing.trials import compose_choice
 
 VALUES: Any = OmegaConf.load(Path(__file__).with_suffix(".yaml"))
 HELP = (
@@ -372,7 +376,9 @@ def compare_notes(ours: Notes, theirs: Notes) -> tuple[bool, str]:
             _, text = find_parted(mine, other, [place])
             if place == 0:
                 _, at_server = find_parted(ours[number, SERVER], theirs[number, SERVER], [0])
-                hook = "aggregate of the round before" if at_server else "download or start"
+                hook = "download or start"
+                if at_server:
+                    hook = f"finish or aggregate of round {number - 1}"
             else:
                 step, step_text = find_parted(mine, other, range(1, min(len(mine), len(other))))
                 hook, text = f"loss of step {step}", step_text or text
@@ -413,10 +419,16 @@ def _play_both(options: Any) -> tuple[bool, str]:
     methods = [one.name for one in find_subjects(options.what, []) if one.kind == "method"]
     defaults = [f"{key}={value}" for key, value in VALUES.problem.items()]
     words = [*defaults, *(f"method={name}" for name in methods), *options.values]
+    if options.what.endswith(".py"):
+        words += overrides.format_words("plugins", [options.what])
     chosen_words = {word.partition("=")[0]: word for word in words}
+    config = compose_choice(options.what, [*chosen_words.values()])
+    run = build_run(check_config(escape_interpolations(config)))
+    settings = PlaySettings(run.engine, run.local, run.settings.seed)
     ours = Notes(list)
-    with tempfile.TemporaryDirectory() as place, note_loop(ours):
-        run = fedpfl.run(*chosen_words.values(), directory=f"{place}/run", progress=False)._run
+    with note_loop(ours):
+        cohorts = [*run.draw_cohorts()]
+        play_rounds(run.method, run.net, run.federation, cohorts, settings)
     folder, _, name = options.against.rpartition(":")
     driver = open_library(Path(folder), Problem(run))
     theirs = [word.partition("=") for word in options.theirs]

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 from fedpfl.config import plugins
 from fedpfl.ground.errors import error_text
-from fedpfl.testing.promises import Trial
+from fedpfl.testing.promises import Trial, Unkept
 from fedpfl.testing.trials import Subject, make_trial
 
 
@@ -67,3 +67,17 @@ def answer_request() -> None:
         except (Exception, SystemExit) as error:
             answers.append({"error": error_text(error, with_class=True)})
     print(f"\n{json.dumps(answers[::-1])}")
+
+
+def require_equal_to_class(what: str, against: str, *words: str) -> None:
+    """Raise Unkept where a method parts from the class that it was ported from.
+
+    Args:
+        what: A plugin's file, or the name of a method.
+        against: Checkout and class, `PFLlib:FedX`.
+        words: Further ones of `fedpfl oracle`.
+    """
+    command = [sys.executable, "-m", "fedpfl.oracle", what, "--against", against, *words]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise Unkept((result.stdout or result.stderr).strip())

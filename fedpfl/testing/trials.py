@@ -135,7 +135,7 @@ def read_subjects(choices: Sequence[tuple[str, str]], settings: Sequence[str]) -
             Subject(
                 kind=kind,
                 name=name,
-                config=_compose_config(f"{kind}={name}", words),
+                config=compose_choice(f"{kind}={name}", words),
                 shape=_parse_numbers(values, "shape", "[3,32,32]"),
                 clients=(_parse_numbers(values, "clients", "10") or [None])[0],
                 has_dataset=has_dataset,
@@ -144,7 +144,8 @@ def read_subjects(choices: Sequence[tuple[str, str]], settings: Sequence[str]) -
     return subjects
 
 
-def _compose_config(choice: str, words: Sequence[str]) -> Record:
+def compose_choice(choice: str, words: Sequence[str]) -> Record:
+    """Compose the configuration of words. Raises FedpflError, which names the choice."""
     for word in words:
         if overrides.is_sweep(word):
             raise FedpflError(f"{word} is several values; give it one, or a list as [a,b]")
