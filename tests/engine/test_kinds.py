@@ -4,19 +4,21 @@ the server sees what all have in one form.
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from fedpfl.engine import Engine, RoundSetup, Store, make_backend, make_initial_state, play_round
+from fedpfl.engine.backends.by_kind import BackendByKind
 from fedpfl.engine.backends.lockstep import LockstepBackend, LockstepStage
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.store import RowStorage
+from fedpfl.engine.store import Rows, RowStorage
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
-from fedpfl.methods import METHODS
+from fedpfl.methods import METHODS, Turn
 from fedpfl.methods.local_only import LocalOnly
 from fedpfl.models import MODELS, Mixed, MixedNet, build_kinds, build_network
 from tests.conftest import CLASSES, COHORTS, CPU, LOCAL, assert_same, make_federation, record_rounds
@@ -153,19 +155,49 @@ def test_the_server_sees_what_all_kinds_have_in_one_form(kinds, federation):
             seen.append((clients, uploads))
             return super().aggregate(server, clients, net, uploads, weight, generator)
 
-    (_, after), _ = record_rounds(Watching(), kinds, federation, [[0, 2, 4]])
-    assert all(part.keys() & {"own", "count"} == {"count"} for pair in seen for part in pair[:1])
-    assert seen[0][1].keys() & {"own", "count"} == {"count"}
+    # The second cohort is of one kind.
+    states, _ = record_rounds(Watching(), kinds, federation, [[0, 2, 4], [0, 5, 6]])
+    shown = [seen[0][0], seen[0][1], seen[1][0], seen[2][0], seen[2][1], seen[3][0]]
+    assert all(part.keys() & {"own", "count"} == {"count"} for part in shown)
     uploads, sizes = seen[1][1], federation.train_sizes[[0, 2, 4]].float()
     for name, stacked in uploads.items():
         mean = torch.tensordot(sizes / sizes.sum(), stacked, 1)
-        torch.testing.assert_close(after.server[name], mean)
-    assert [float(after.rows.take("client", client)["count"]) for client in (0, 1, 2, 4)] == [
-        1,
-        0,
-        1,
-        1,
-    ]
+        torch.testing.assert_close(states[1].server[name], mean)
+    counts = [float(states[2].rows.take("client", client)["count"]) for client in range(7)]
+    assert counts == [2, 0, 1, 0, 1, 1, 1]
+
+
+def test_rows_of_many_clients_stand_with_their_kind():
+    """Blocks have room for several clients from the sixteenth on."""
+    forms = [{"client": {"own": torch.zeros(size), "count": torch.zeros(())}} for size in (2, 3)]
+    rows = Rows(forms[0], {}, 60, CPU, other_kinds=forms[1:], kinds=[0, 1, 1] * 20)
+    for client in range(60):
+        own = torch.full((1, 2 + rows.kinds[client]), float(client))
+        rows.put_([client], {"client": {"own": own}})
+    for client in range(60):
+        assert rows.take("client", client)["own"].tolist() == [client] * (2 + rows.kinds[client])
+    assert rows.common == {"client": ["count"]}
+
+
+def test_a_survey_stores_nothing_and_an_heir_says_for_itself_what_it_takes(kinds, federation):
+    class Asking(LocalOnly):
+        takes_kinds = True
+
+        def turns(self, played, cohort, clients, generator):
+            return [Turn(cohort, lambda server, clients, uploads: (server, clients)), Turn([0])]
+
+    class Heir(LocalOnly):
+        pass
+
+    (before, after), _ = record_rounds(Asking(), kinds, federation, [[0, 1, 2]])
+    for client in (1, 2):
+        assert_same(*(one.rows.take("client", client) for one in (before, after)))
+    assert not Heir.takes_kinds
+
+
+def test_the_narrowest_engine_is_that_of_all_kinds(kinds):
+    backends = [SimpleNamespace(name="batched", engine=Engine(width=width)) for width in (0, 4, 9)]
+    assert BackendByKind(kinds, backends).engine.width == 4
 
 
 class Broken(LocalOnly):

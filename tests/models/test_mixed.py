@@ -92,6 +92,7 @@ def test_a_network_of_ones_own_is_a_kind_and_one_with_more_than_a_head_is_none(m
         def __init__(self, shape, classes):
             norm = nn.BatchNorm1d(10)
             super().__init__(nn.Flatten(), nn.Linear(64, 10), norm, nn.Linear(10, classes))
+            self.register_buffer("mask", torch.ones(3))
 
     monkeypatch.setitem(MODELS, "own", Own)
     monkeypatch.setitem(MODELS, "scaled", Scaled)
@@ -99,6 +100,7 @@ def test_a_network_of_ones_own_is_a_kind_and_one_with_more_than_a_head_is_none(m
     assert {*own.buffers} == {
         f"body.2.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
     }
+    assert {*own.constants} == {"body.mask"}
     assert (own.traits.trusted, mlp.traits.trusted, mlp.frozen["pool.weight"].shape) == (
         False,
         True,

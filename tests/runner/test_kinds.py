@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedpfl
 from fedpfl.engine import make_backend, make_initial_state
@@ -23,7 +24,7 @@ from tests.runner.test_resume import die_after, replace_call, start_child, wait_
 KINDS = "model.kinds=[{name:mlp,hidden:[6]},{name:mlp,hidden:[8,5]},lenet5]"
 WORDS = keep_last_words(
     *TINY_TASK,
-    *("rounds=3", "clients=6", "unseen=0.5", "participation=1", "method=lg_fedavg"),
+    *("rounds=3", "clients=7", "unseen=0.43", "participation=1", "method=lg_fedavg"),
     *("eval.finetune_epochs=1", "eval.finetune_every=3", "model=mixed", "model.features=6", KINDS),
 )
 SIZES = {"mlp_0": 784 * 6 + 6 + 70, "mlp_1": 784 * 8 + 8 + 45 + 70, "lenet5": 43_576 + 70}
@@ -58,7 +59,10 @@ def test_killed_between_two_kinds_it_ends_as_if_it_never_was(whole, tmp_path):
 def test_each_client_has_its_own_network_in_files_and_what_it_costs(whole):
     run = fedpfl.load(whole)
     rows = read_clients(whole)
-    kinds = ["mlp_0", "mlp_1", "lenet5"] * 2
+    kinds = ["mlp_0", "mlp_1", "lenet5"] * 2 + ["mlp_0"]
+    members = [kind for row, kind in zip(rows, kinds, strict=True) if row["unseen"] == "0"]
+    newcomers = [kind for row, kind in zip(rows, kinds, strict=True) if row["unseen"] == "1"]
+    assert members[:3] != newcomers
     assert [row["kind"] for row in rows] == kinds
     assert {row["unseen"] for row in rows} == {"0", "1"}
     for client, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
@@ -112,6 +116,17 @@ def test_nodes_have_each_its_own_network(name, monkeypatch):
     played = test_remote.Played(method, shares=name == "fedproto")
     test_remote.assert_played(played, outcomes, judgement)
     assert_same(played.state.server, state.server)
+    nodes = played.grid.node_by_id.values()
+    assert [len(node._initial_state.rows) for node in nodes] == [0, 0]
+    if not played.shares:
+        played.judged()
+        for client, kind in ((0, 0), (4, 1)):
+            (file,) = [
+                path
+                for node in nodes
+                for path in node._folder.glob(f"client{client}/*.safetensors")
+            ]
+            assert load_file(file).keys() == nets[kind].module.state_dict().keys()
     assert played.first().rows.kinds == net.kinds
     assert make_backend(test_remote.LOOP, net, CPU).net is net
 

@@ -187,7 +187,6 @@ class _TrainingHooks:
         self._autocast = autocast
         self._method = call.method
         self._server = call.state.server
-        self._initial_client = call.state.rows.initial_of(clients.clients[0])["client"]
         self._rows = [ClientRow(call.federation, client_id) for client_id in clients.clients]
         self._draws = [call.draws] * len(self._rows)
         # What hooks compute themselves counts as training, too.
@@ -318,7 +317,7 @@ class _TrainingHooks:
     def finish(self, client: Entries, start: Tree, params: Tree) -> tuple[Tree, Entries, Traffic]:
         """Return a client's upload, the state it keeps, and the upload's traffic."""
         upload, new_client = self._method.finish(self._server, client, start, params)
-        client_state = persistent_entries(new_client, self._initial_client)
+        client_state = persistent_entries(new_client, self._call.state.rows.initial["client"])
         return upload, client_state, traffic.count_traffic(upload)
 
     def evaluate_trained(

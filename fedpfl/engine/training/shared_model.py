@@ -128,8 +128,7 @@ def find_shared_model(call: Call, net: Net) -> SharedModel | None:
     clients = call.clients
     unshown: list[str] = []
     try:
-        initial = rows.initial_of(clients[0])
-        if tree.leaves(initial["buffers"]) or _looks_at_client(call.method, call.state.server):
+        if tree.leaves(rows.initial["buffers"]) or _looks_at_client(call.method, call.state.server):
             # Initial states are equal but for the client's number.
             unshown = ["number"]
             clients = [client for client in clients if rows.is_initial(client)]
