@@ -11,11 +11,12 @@ import fedpfl
 from fedpfl.engine import make_backend, make_initial_state
 from fedpfl.engine.store import Rows
 from fedpfl.methods import METHODS
-from fedpfl.models import MixedNet
+from fedpfl.models import MODELS, MixedNet
 from fedpfl.report.__main__ import main as report
 from fedpfl.report.html import write_pages
 from tests.command import TINY_TASK, keep_last_words, play_run, run_command, wait_for
 from tests.conftest import CPU, assert_same, tiny
+from tests.engine.test_kinds import SMALL, Normed, build
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import assert_ends_alike
 from tests.remote import test_remote
@@ -25,6 +26,7 @@ KINDS = "model.kinds=[{name:mlp,hidden:[6]},{name:mlp,hidden:[8,5]},lenet5]"
 WORDS = keep_last_words(
     *TINY_TASK,
     *("rounds=3", "clients=7", "unseen=0.43", "participation=1", "method=lg_fedavg"),
+    *("partition.samples_per_client=60", "local.lr=0.2", "local.epochs=2"),
     *("eval.finetune_epochs=1", "eval.finetune_every=3", "model=mixed", "model.features=6", KINDS),
 )
 SIZES = {"mlp_0": 784 * 6 + 6 + 70, "mlp_1": 784 * 8 + 8 + 45 + 70, "lenet5": 43_576 + 70}
@@ -74,6 +76,8 @@ def test_each_client_has_its_own_network_in_files_and_what_it_costs(whole):
         x, y = run.samples(client)
         network = run.network(client).eval()
         network.load_state_dict(run.personal(client))
+        trained = [leaf.numel() for leaf in network.parameters() if leaf.requires_grad]
+        assert sum(trained) == SIZES[kind]
         logits = run.predict(client, x)
         torch.testing.assert_close(network(x), logits)
         torch.testing.assert_close(run.personal_module(client)(x), logits)
@@ -107,8 +111,8 @@ def test_the_report_has_a_row_and_the_page_a_box_for_each_kind(whole, tmp_path, 
 @pytest.mark.parametrize("name", ["lg_fedavg", "fedproto"])
 def test_nodes_have_each_its_own_network(name, monkeypatch):
     """As on the loop backend; with states at the nodes where that is all that a method needs."""
-    nets = [tiny(norm=True), tiny(), tiny(seed=5)]
-    net = MixedNet(nets, [0, 1, 2, 0, 1, 2])
+    monkeypatch.setitem(MODELS, "normed", Normed)
+    net = build(SMALL, {"name": "mlp", "hidden": [9, 5]}, "normed", names=[0, 1, 2, 0, 1, 2])
     monkeypatch.setattr(test_remote.MethodTrial, "net", lambda *_, **more: net)
     method = METHODS[name]()
     found = test_remote.in_one_place.__wrapped__(method, *test_remote.COHORTS)
@@ -120,13 +124,13 @@ def test_nodes_have_each_its_own_network(name, monkeypatch):
     assert [len(node._initial_state.rows) for node in nodes] == [0, 0]
     if not played.shares:
         played.judged()
-        for client, kind in ((0, 0), (4, 1)):
+        for client, kind in ((0, 0), (4, 1), (5, 2)):
             (file,) = [
                 path
                 for node in nodes
                 for path in node._folder.glob(f"client{client}/*.safetensors")
             ]
-            assert load_file(file).keys() == nets[kind].module.state_dict().keys()
+            assert load_file(file).keys() == net.nets[kind].module.state_dict().keys()
     assert played.first().rows.kinds == net.kinds
     assert make_backend(test_remote.LOOP, net, CPU).net is net
 
