@@ -150,7 +150,7 @@ def make_initial_state(
 
 
 def _move_initial_values(net: Net, clients: int, device: torch.device) -> tuple[Tree, Parts]:
-    """Return what `Method.init` is given, on a device."""
+    """Return the arguments of `Method.init`, on a device."""
     parts = net.parts
     parts = replace(
         parts,

@@ -207,7 +207,7 @@ class Rows:
         return tree.to(row, self.device)
 
     def take_private(self, client: int) -> Entries:
-        """Return what only clients of this one's kind have in their rows, by part."""
+        """Return the entries of a row, by part, that other kinds lack or have in another form."""
         return {
             part: tree.drop(self.take(part, client), names) for part, names in self.common.items()
         }

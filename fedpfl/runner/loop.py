@@ -159,7 +159,7 @@ def _evaluate_everyone(
 
 
 def _list_loads(run: Run, outcome: engine.Outcome) -> dict[str, dict[int, float]]:
-    """Return what clients of each kind computed and moved in a round, by column and number."""
+    """Return the costs of a round's clients by column and number, where kinds differ."""
     columns: dict[str, dict[int, float]] = {}
     for load in outcome.turn_loads if run.kinds else ():
         numbers = [run.federation.partition_number(client) for client in load.clients]
@@ -216,8 +216,10 @@ def _train_cohort(
     )
     if run.clock:
         return engine.play_timed_round(run.clock, run.cohort, setup, state, cohort)
-    # Costs by kind are counted here; nodes count none.
-    counts_flops = run.kinds and backend.name != "nodes"
+    # Costs by kind are counted where clients.csv follows; nodes count none.
+    number = state.round + 1
+    is_due = number % run.eval.every == 0 or number == run.settings.rounds
+    counts_flops = run.kinds and is_due and backend.name != "nodes"
     state, outcome = engine.play_round(setup, state, cohort, {} if counts_flops else None)
     return state, outcome, {}
 

@@ -38,18 +38,17 @@ class BackendByKind(Backend):
         for kind, backend in enumerate(self._backends):
             numbers = [i for i, groups in enumerate(groups_by_call) if kind in groups]
             parts = [select_clients(calls[i], groups_by_call[i][kind]) for i in numbers]
-            answers = backend.run(parts) if parts else []
-            for number, answer in zip(numbers, answers, strict=True):
+            for number, answer in zip(numbers, backend.run(parts) if parts else (), strict=True):
                 answers_by_call[number][kind] = answer
         return [*map(_join_kinds, calls, groups_by_call, answers_by_call)]
 
 
 def _join_kinds(
-    call: Call, groups: Mapping[int, list[int]], answers: Mapping[int, Answer]
+    call: Call, groups: Mapping[int, list[int]], answer_by_kind: Mapping[int, Answer]
 ) -> Answer:
     """Return the answer to a call; an error about a kind is one."""
-    for answer in answers.values():
+    for answer in answer_by_kind.values():
         if isinstance(answer, Exception):
             return answer
-    order = [position for kind in answers for position in groups[kind]]
-    return join_answers(call, [*answers.values()], order)
+    order = [position for kind in answer_by_kind for position in groups[kind]]
+    return join_answers(call, [*answer_by_kind.values()], order)
