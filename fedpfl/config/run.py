@@ -294,8 +294,9 @@ def _assign_kinds(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
 def _assign_ranks(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
     """Return the rank of each client, newcomers last; () where all have the same."""
     ranks = plan.adapter.options.get("rank")
-    if not isinstance(ranks, tuple):
+    if ranks is None:
         return ()
+    ranks = ranks if isinstance(ranks, tuple) else (ranks,)
     assign = plan.adapter.options.get("assign", "cycle")
     if assign == "device":
         ranks = sorted(ranks)

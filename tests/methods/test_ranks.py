@@ -167,13 +167,14 @@ def test_ranks_are_dealt_in_turn_at_random_by_device_and_by_name(tmp_path):
 REFUSED = """
 method=fedsa_lora => method=fedsa_lora has one rank for all clients; give adapter.rank one number, or choose fedex_lora,
 adapter.assign=device => adapter.assign=device goes by clients' devices; use system=simulated
+adapter.rank=4;adapter.assign={a: 2} => adapter.assign must name one of 4 for each client, and has 2 for a
 adapter.assign={c: 2} => adapter.assign must name one of 2, 4 for each client, and has 2 for c
 """
 
 
 @pytest.mark.parametrize(("words", "told"), read_cases(REFUSED))
 def test_ranks_that_fit_nothing_are_one_line(words: str, told: str) -> None:
-    assert one_line(lambda: run_of("adapter.rank=[2,4]", words)).startswith(told)
+    assert one_line(lambda: run_of("adapter.rank=[2,4]", *words.split(";"))).startswith(told)
 
 
 def test_what_travels_is_the_clients_own_rank():
