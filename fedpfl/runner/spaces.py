@@ -73,7 +73,9 @@ def keep_within_limits(method: str, search_words: Sequence[str], cfg: DictConfig
     if not limits:
         return list(search_words)
     plan = check_config(cfg)
-    layers = len(build_run(plan).net.parts.layers)
+    net = build_run(plan).net
+    # Networks of several kinds have their heads alone in common.
+    layers = len(net.parts.layers) if len(net.nets) == 1 else 2
     # Runs that count steps have no epochs to be limited by.
     bounds = {"layers": layers, "epochs": plan.local.epochs or math.inf}
     kept_words = []
