@@ -282,6 +282,10 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
         (METHODS["fedprox"](mu=2.0), local),
         (METHODS["fedavg"](), replace(local, momentum=0.2)),
         (METHODS["fedavg"](), local),
+        (METHODS["fedavg"](), SETTINGS["adam"]),
+        (METHODS["fedavg"](), SETTINGS["adamw"]),
+        (METHODS["fedavg"](), replace(SETTINGS["adam"], betas=(0.5, 0.9))),
+        (METHODS["fedavg"](), replace(SETTINGS["adam"], eps=0.1)),
         (Restless(), local),
     ]
 
