@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.__main__ import main
+from benchmarks.gpu import FORMS
 from benchmarks.harness import Task
 from benchmarks.variants import bare
 from fedpfl import models
@@ -29,6 +30,17 @@ def test_bare_kernels_compute_autograds_gradient(kernels):
     with torch.no_grad():
         for grad, right in zip(own.gradient(own.initial_params, x, y), wanted, strict=True):
             torch.testing.assert_close(grad, right, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_convolutions_are_vmaps_with_both_gradients(form):
+    x = torch.randn(3, 4, 2, 9, 9, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 5, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    results = []
+    for convolve in (FORMS[form], torch.vmap(F.conv2d)):
+        out = convolve(x, weight)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [x, weight])])
+    torch.testing.assert_close(*results)
 
 
 def run_benchmark(name, *arguments):
