@@ -217,7 +217,7 @@ class FlcoreLibrary(Driver):
         server = server_type(self._make_arguments(options), 0)
         server.rs_test_acc = server.rs_test_acc_per = [0]
         self.prepare(server)
-        for client in server.clients:
+        for client in [client for client in server.clients if hasattr(client, "train")]:
             find_model = partial(self._find_model, client)
             client.train = partial(self.train, client.train, find_model, client.id)
         server.train()
@@ -240,6 +240,8 @@ class FlcoreLibrary(Driver):
         arguments.num_classes = self.problem.run.federation.classes
         arguments.model, arguments.head = model, copy.deepcopy(model.head)
         arguments.save_folder_name = self._scratch.name
+        arguments.global_rounds = len(self.cohorts)
+        arguments.join_ratio = len(self.cohorts[0]) / len(self.problem.parts)
         vars(arguments).update(self.read_options("pfllib", options))
         return arguments
 

@@ -10,7 +10,7 @@ import importlib.util
 import io
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
@@ -74,20 +74,6 @@ class Comparison(NamedTuple):
     def name(self) -> str:
         """Return what one types to choose it."""
         return " ".join(filter(None, (self.method, self.repository, self.detail)))
-
-
-def list_plain_comparisons(
-    cases: Sequence[Any], compare_plainly: Callable[[Any, bool], Comparison]
-) -> list[Comparison]:
-    """Return the comparisons of peers that nothing is repaired in.
-
-    Args:
-        cases: each with `is_partial`, whether it is played by half the clients a round as well.
-        compare_plainly: makes the comparison of a case, of all clients or (True) of half of them.
-    """
-    partial_cases = [case for case in cases if case.is_partial]
-    comparisons = [compare_plainly(case, False) for case in cases]
-    return comparisons + [compare_plainly(case, True) for case in partial_cases]
 
 
 class BringingError(Exception):

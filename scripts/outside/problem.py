@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 import fedpfl
+from fedpfl import oracle
+from fedpfl.config import overrides
+from fedpfl.config.plan import check_config
+from fedpfl.config.resolution import escape_interpolations
+from fedpfl.config.run import build_run
 from fedpfl.engine import keys
+from fedpfl.testing.trials import compose_choice
 
 CLIENTS = 4
 CLASSES = 10
@@ -105,18 +111,14 @@ class ConvolvedNet(nn.Module):
         return self.classifier(self.base(images))
 
 
-class Problem:
+class Problem(oracle.Problem):
     """Hold the samples, their split and the initial network.
 
     Attributes:
         folder: where fedpfl reads them.
         engine: by which fedpfl plays, loop or batched.
         side: of the images; more than 8: digits beside each other.
-        images: `[samples, 1, side, side]`, from 0 to 1.
-        labels: `[samples]`.
-        parts: for each client its samples' numbers, by split.
         is_convolved: whether the network has convolutions and BatchNorm.
-        rate: the step size.
         layout: of images and convolutions in memory.
     """
 
@@ -129,24 +131,25 @@ class Problem:
         side: int = SIDE,
         is_convolved: bool = False,
     ):
-        self.folder = folder
-        self.engine = engine
-        self.is_convolved = is_convolved
+        self.folder, self.engine, self.is_convolved = folder, engine, is_convolved
         self.side = CONVOLVED_SIDE if is_convolved else side
-        self.rate = CONVOLVED_RATE if is_convolved else LEARNING_RATE
         # As the loop has images: BatchNorm's sums depend on it in the fifth digit.
         is_loop = engine == "loop" and is_convolved
         self.layout = torch.channels_last if is_loop else torch.contiguous_format
-        pixels, self.labels, self.parts = deal_digits(train_sizes, validation)
+        pixels, labels, parts = deal_digits(train_sizes, validation)
         border = (self.side - SIDE) // 2
         pixels = np.pad(pixels, ((0, 0), (0, 0), (border, border), (border, border)), "wrap")
-        self.images = torch.tensor(pixels, dtype=torch.float32) / 255
-        np.savez(folder / "digits.npz", x=pixels, y=self.labels.numpy())
-        (folder / "split.json").write_text(json.dumps(self.parts))
+        np.savez(folder / "digits.npz", x=pixels, y=labels)
+        (folder / "split.json").write_text(json.dumps(parts))
         initial = self.make_network().state_dict()
         torch.save(
             {NAMES.get(name, name): initial[name] for name in initial}, folder / "initial.pt"
         )
+        words = ["method=fedavg"]
+        for key, value in self._fill_settings(2, ()).items():
+            words += overrides.format_words(key, value)
+        config = compose_choice("the problem", words)
+        super().__init__(build_run(check_config(escape_interpolations(config))))
 
     def make_network(self) -> Any:
         """Return the network as it is before the first round, in two parts: base, classifier."""
@@ -155,15 +158,15 @@ class Problem:
             network = ConvolvedNet() if self.is_convolved else SmallNet(self.side**2)
             return network.to(memory_format=self.layout)
 
-    def batches(self, client: int, split: str = "train") -> list[tuple[Tensor, Tensor]]:
-        """Return a client's minibatches, in the order in which everybody takes them."""
-        chunks = torch.tensor(self.parts[client][split]).split(BATCH)
-        return [(self.images[chunk], self.labels[chunk]) for chunk in chunks]
-
     def samples(self, client: int, split: str = "train") -> tuple[Tensor, Tensor]:
         """Return a client's images and labels."""
         chosen = self.parts[client][split]
         return self.images[chosen], self.labels[chosen]
+
+    def batches(self, client: int) -> list[tuple[Tensor, Tensor]]:
+        """Return a client's minibatches, in the order in which everybody takes them."""
+        images, labels = self.samples(client)
+        return [*zip(images.split(BATCH), labels.split(BATCH), strict=True)]
 
     def size(self, client: int) -> int:
         """Return how many training samples a client has."""
@@ -181,18 +184,18 @@ class Problem:
             settings: of the method, as on the command line.
             rounds: how many.
         """
-        take_batches_in_order()
         rest = self._fill_settings(rounds, settings)
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+        folder = tempfile.mkdtemp(dir=self.folder)
+        with oracle.note_loop(oracle.Notes(list)):
             played_rounds = fedpfl.rounds(*settings, directory=f"{folder}/run", **rest)
             return [gather_models(played) for played in played_rounds]
 
     def play_to_the_end(self, *settings: str, rounds: int) -> Any:
         """Train with fedpfl, and return the run."""
-        take_batches_in_order()
         rest = self._fill_settings(rounds, settings)
         folder = tempfile.mkdtemp(dir=self.folder)
-        return fedpfl.run(*settings, directory=f"{folder}/run", progress=False, **rest)
+        with oracle.note_loop(oracle.Notes(list)):
+            return fedpfl.run(*settings, directory=f"{folder}/run", progress=False, **rest)
 
     def _fill_settings(self, rounds: int, settings: Sequence[str]) -> dict[str, Any]:
         """Return what the settings do not say."""
@@ -209,7 +212,7 @@ class Problem:
             "rounds": rounds,
             "local.epochs": EPOCHS,
             "local.batch_size": BATCH,
-            "local.lr": self.rate,
+            "local.lr": CONVOLVED_RATE if self.is_convolved else LEARNING_RATE,
             "local.momentum": 0.0,
             "eval.every": 1,
             "model": "fedspu_emnist" if self.is_convolved else "mlp",
@@ -226,7 +229,7 @@ class Problem:
 
 def deal_digits(
     train_sizes: Sequence[int], validation: float
-) -> tuple[np.ndarray, Tensor, list[dict[str, list[int]]]]:
+) -> tuple[np.ndarray, np.ndarray, list[dict[str, list[int]]]]:
     """Return pixels, labels and the clients' numbers of samples; validation ones are the last."""
     from sklearn.datasets import load_digits
 
@@ -248,24 +251,12 @@ def deal_digits(
         parts.append(part)
     rows = np.concatenate(chosen)
     pixels = (digits.images[rows] * 15).astype(np.uint8)[:, None]
-    return pixels, torch.tensor(digits.target[rows]), parts
+    return pixels, digits.target[rows], parts
 
 
 def draw_halves(rounds: int) -> list[list[int]]:
     """Return the cohorts that fedpfl draws with `participation=0.5`."""
     return list(keys.draw_cohorts(SEED, CLIENTS, 0.5, rounds))
-
-
-def take_batches_in_order() -> None:
-    """Let fedpfl draw no order of minibatches, and compute on one thread."""
-
-    def order_samples(
-        draws: keys.Draws, client: int, stream: str, epoch: int, samples: int
-    ) -> Tensor:
-        return torch.arange(samples)
-
-    keys.Draws.order = order_samples  # type: ignore[method-assign]
-    torch.set_num_threads(1)
 
 
 def gather_models(played: Any) -> Models:

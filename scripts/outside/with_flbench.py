@@ -3,180 +3,31 @@
 from __future__ import annotations
 
 import importlib
-import json
-import pickle
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl import oracle
 from fedpfl.engine import keys
-from outside.peers import (
-    Comparison,
-    Lens,
-    be_quiet,
-    list_plain_comparisons,
-    open_checkout,
-    repair_module,
-)
+from outside.peers import Comparison, Lens, repair_module
+from outside.plain import Case, Keeper, list_plain_comparisons
 from outside.problem import (
-    BATCH,
-    CLASSES,
     CLIENTS,
     EPOCHS,
     NAMES,
     TRAIN_SIZES,
     Models,
     Problem,
-    draw_halves,
     keep_drawn_state,
     rename_entries,
 )
 
 REPOSITORY = "KarhouTam/FL-bench"
-Snapshot = Callable[[Any], Models]
-
-
-class Bench:
-    """Drive a checkout of FL-bench."""
-
-    def __init__(self, folder: Path, problem: Problem):
-        self.problem = problem
-        open_checkout(folder, "ray", "pynvml", "visdom", "faker")
-        data_loader = torch.utils.data.DataLoader
-
-        def load_in_order(samples: Any, batch_size: int = 1, **_: Any) -> Any:
-            return data_loader(samples, batch_size)
-
-        torch.utils.data.DataLoader = load_in_order  # type: ignore[misc, assignment]
-        self._add_dataset()
-        self._add_network()
-        self._write_split(problem.folder / "data" / "digits")
-        hydra = importlib.import_module("hydra.core.hydra_config").HydraConfig
-        runtime = types.SimpleNamespace(output_dir=str(problem.folder))
-        hydra.get = staticmethod(lambda: types.SimpleNamespace(runtime=runtime))
-        importlib.import_module("src.server.fedavg").FLBENCH_ROOT = problem.folder
-
-    def _add_dataset(self) -> None:
-        """Make the digits one of its data sets."""
-        problem = self.problem
-        module = importlib.import_module("data.utils.datasets")
-
-        class Digits(module.BaseDataset):  # type: ignore[name-defined, misc]
-            def __init__(self, **_: Any):
-                self.data, self.targets = problem.images, problem.labels
-                self.classes = list(range(CLASSES))
-
-            def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-                return self.data[index], self.targets[index]
-
-            def __len__(self) -> int:
-                return len(self.targets)
-
-            def train(self) -> None:
-                pass
-
-            eval = train
-
-        module.DATASETS["digits"] = Digits
-        constants = importlib.import_module("src.utils.constants")
-        constants.NUM_CLASSES["digits"] = CLASSES
-        constants.INPUT_CHANNELS["digits"] = 1
-        constants.DATA_SHAPE["digits"] = tuple(problem.images.shape[1:])
-
-    def _add_network(self) -> None:
-        """Make the small network one of its models."""
-        problem = self.problem
-        module = importlib.import_module("src.utils.models")
-
-        class Small(module.DecoupledModel):  # type: ignore[name-defined, misc]
-            def __init__(self, **_: Any):
-                super().__init__()
-                network = problem.make_network()
-                self.base, self.classifier = network.base, network.classifier
-
-        module.MODELS["small"] = Small
-        self.network_type = Small
-
-    def _write_split(self, folder: Path) -> None:
-        """Write the split as it reads it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "args.json").write_text(json.dumps({"split": "sample", "client_num": CLIENTS}))
-        everybody = list(range(CLIENTS))
-        indices = []
-        for part in self.problem.parts:
-            split = {name: np.array(part.get(name, []), int) for name in ("train", "val", "test")}
-            indices.append(split)
-        sides = {"train": everybody, "val": everybody, "test": everybody, "total": CLIENTS}
-        partition = {"separation": sides, "data_indices": indices}
-        (folder / "partition.pkl").write_bytes(pickle.dumps(partition))
-
-    def play(
-        self,
-        method: str,
-        snapshot: Snapshot,
-        rounds: int = 2,
-        prepare: Callable[[Any], None] = lambda server: None,
-        cohorts: Sequence[Sequence[int]] = (),
-        **hyperparameters: Any,
-    ) -> list[Models]:
-        """Train, and return the models after each round.
-
-        Args:
-            method: its name there.
-            snapshot: what to keep of the server.
-            rounds: how many.
-            prepare: is given the server before the first round.
-            cohorts: who takes part in each round; (): everybody.
-            hyperparameters: of the method.
-        """
-        module = importlib.import_module(f"src.server.{method}")
-        types_by_name = {name.lower(): value for name, value in vars(module).items()}
-        server_type = types_by_name[f"{method}server"]
-        with be_quiet():
-            server = server_type(args=self._arguments(method, server_type, hyperparameters))
-            prepare(server)
-            models = []
-            for number in range(rounds):
-                server.current_epoch = number
-                server.selected_clients = list(cohorts[number] if cohorts else range(CLIENTS))
-                server.train_one_round()
-                models.append(snapshot(server))
-        return models
-
-    def _arguments(self, method: str, server_type: Any, hyperparameters: Mapping[str, Any]) -> Any:
-        """Return the configuration of a run."""
-        from omegaconf import OmegaConf
-
-        functional = importlib.import_module("src.utils.functional")
-        constants = importlib.import_module("src.utils.constants")
-        config = OmegaConf.create(constants.DEFAULTS)
-        config.method = method
-        config.dataset.name, config.model.name = "digits", "small"
-        config.optimizer.lr = self.problem.rate
-        chosen = {
-            "join_ratio": 1.0,
-            "local_epoch": EPOCHS,
-            "batch_size": BATCH,
-            "use_cuda": False,
-            "save_log": False,
-            "save_learning_curve_plot": False,
-            "save_metrics": False,
-            "client_side_evaluation": False,
-            "buffers": "local" if method == "pfedhn" else "global",
-        }
-        config.common = OmegaConf.merge(config.common, chosen)
-        config.common.test.client.interval = -1
-        config.common.test.client.finetune_epoch = 1  # FedBABU insists; nobody is tested
-        config[method] = dict(hyperparameters)
-        hyperparameter_hook = getattr(server_type, "get_hyperparams", None)
-        return functional.parse_args(config, method, hyperparameter_hook)
 
 
 def take_server(server: Any) -> Models:
@@ -208,28 +59,14 @@ def take_ditto(server: Any) -> Models:
     return models
 
 
-class Case(NamedTuple):
-    """Say what is compared of a method.
+class Bench(Keeper, oracle.Bench):
+    """Drive a checkout of FL-bench, and keep models after each round."""
 
-    Attributes:
-        method: in fedpfl.
-        name: in FL-bench.
-        hyperparameters: there.
-        settings: of fedpfl.
-        snapshot: what is kept of the server.
-        detail: the setting, for the table.
-        is_partial: whether it is also played by half the clients a round.
-        is_convolved: whether the network has convolutions and BatchNorm.
-    """
+    snapshot = staticmethod(take_server)
 
-    method: str
-    name: str
-    hyperparameters: Mapping[str, Any] = MappingProxyType({})
-    settings: tuple[str, ...] = ()
-    snapshot: Snapshot = take_server
-    detail: str = ""
-    is_partial: bool = True
-    is_convolved: bool = False
+    def look(self, server: Any) -> None:
+        """Keep the models."""
+        self.taken[self.round] = self.snapshot(server)
 
 
 PLAIN_CASES = (
@@ -283,28 +120,6 @@ PLAIN_CASES = (
         is_partial=False,
     ),
 )
-
-
-def compare_plainly(case: Case, is_partial: bool) -> Comparison:
-    """Return the comparison of a case, with all clients in each round or half of them."""
-
-    def play(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
-        rounds = 4 if is_partial else 2
-        settings = [f"method={case.method}", *case.settings]
-        if case.is_convolved:
-            problem = Problem(problem.folder, problem.engine, is_convolved=True)
-        settings += ["participation=0.5"] if is_partial else []
-        theirs = Bench(folder, problem).play(
-            case.name,
-            case.snapshot,
-            rounds,
-            cohorts=draw_halves(rounds) if is_partial else (),
-            **case.hyperparameters,
-        )
-        return problem.play(*settings, rounds=rounds), theirs
-
-    detail = ", ".join(filter(None, (case.detail, "half the clients" if is_partial else "")))
-    return Comparison(case.method, REPOSITORY, detail, "", play)
 
 
 # ---- What departs from its method in FL-bench, and is put right first
@@ -378,8 +193,9 @@ def play_apfl(folder: Path, problem: Problem) -> tuple[list[Models], list[Models
 def play_flute(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
     """Compare body and heads."""
     bench = Bench(folder, problem)
-    read_features = bench.network_type.get_last_features
-    bench.network_type.get_last_features = lambda network, images: read_features(
+    network_type = importlib.import_module("src.utils.models").DecoupledModel
+    read_features = network_type.get_last_features
+    network_type.get_last_features = lambda network, images: read_features(
         network, images, detach=False
     )
     theirs = bench.play(
@@ -441,7 +257,7 @@ def play_pfedhn(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
             models.update(rename_entries(f"{client}/", entries))
         return models
 
-    hyperparameters = {"embed_dim": 3, "hidden_dim": 20, "hn_lr": 0.02}
+    hyperparameters = {"embed_dim": 3, "hidden_dim": 20, "hn_lr": 0.02, "common.buffers": "local"}
     theirs = Bench(folder, problem).play("pfedhn", snapshot, prepare=prepare, **hyperparameters)
     return ours, theirs
 
@@ -598,4 +414,4 @@ REPAIRED = (
 def list_comparisons() -> list[Comparison]:
     """Return what is compared with FL-bench."""
     repaired = [Comparison(case[0], REPOSITORY, *case[1:]) for case in REPAIRED]
-    return list_plain_comparisons(PLAIN_CASES, compare_plainly) + repaired
+    return list_plain_comparisons(PLAIN_CASES, REPOSITORY, Bench) + repaired

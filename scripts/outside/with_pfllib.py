@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import importlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from outside.peers import (
-    Comparison,
-    Lens,
-    be_quiet,
-    list_plain_comparisons,
-    open_checkout,
-    repair_module,
-)
+from fedpfl.oracle import FlcoreLibrary
+from outside.peers import Comparison, Lens, repair_module
+from outside.plain import Case, Keeper, list_plain_comparisons
 from outside.problem import (
-    BATCH,
     CLASSES,
     CLIENTS,
     EPOCHS,
@@ -39,108 +30,6 @@ from outside.problem import (
 )
 
 REPOSITORY = "TsingZ0/PFLlib"
-Snapshot = Callable[[Any], Models]
-
-
-class Library:
-    """Drive a checkout of PFLlib."""
-
-    def __init__(self, folder: Path, problem: Problem):
-        self.problem = problem
-        self.system = folder / "system"
-        open_checkout(self.system, "h5py")
-        data_loader = torch.utils.data.DataLoader
-
-        def load_in_order(
-            samples: Any, size: int = 1, *_: Any, batch_size: int = 0, **__: Any
-        ) -> Any:
-            return data_loader(samples, batch_size or size)
-
-        torch.utils.data.DataLoader = load_in_order  # type: ignore[misc, assignment]
-        importlib.import_module("utils.data_utils").read_data = self._read_data
-        self.clients = importlib.import_module("flcore.clients.clientbase")
-        self.clients.metrics = Lens(self.clients.metrics, roc_auc_score=lambda *_, **__: 0.0)
-
-    def _read_data(self, dataset: str, client: int, is_train: bool = True) -> dict[str, np.ndarray]:
-        """Return a client's samples as PFLlib's files have them."""
-        part = self.problem.parts[client]
-        chosen = part["train"] + part.get("val", []) if is_train else part["test"]
-        return {
-            "x": self.problem.images[chosen].numpy(),
-            "y": self.problem.labels[chosen].numpy(),
-        }
-
-    def _arguments(self, chosen: Mapping[str, Any]) -> Any:
-        """Return the main program's options, of which these are chosen."""
-        import argparse
-
-        tree = ast.parse((self.system / "main.py").read_text())
-        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Expr)]
-        parser = argparse.ArgumentParser()
-        for call in calls:
-            if call.startswith("parser.add_argument"):
-                eval(call, {"parser": parser, "str": str, "int": int, "float": float, "bool": bool})
-        arguments = parser.parse_args([])
-        common = {
-            "device": "cpu",
-            "num_clients": CLIENTS,
-            "num_classes": CLASSES,
-            "batch_size": BATCH,
-            "local_learning_rate": self.problem.rate,
-            "local_epochs": EPOCHS,
-            "eval_gap": 1,
-        }
-        vars(arguments).update({**common, **chosen})
-        return arguments
-
-    def play(
-        self,
-        server_class: str,
-        rounds: int = 2,
-        snapshot: Snapshot | None = None,
-        prepare: Callable[[Any], None] = lambda server: None,
-        cohorts: Sequence[Sequence[int]] = (),
-        **chosen: Any,
-    ) -> list[Models]:
-        """Train, and return the models after each round.
-
-        Args:
-            server_class: MODULE.CLASS under flcore.servers.
-            rounds: how many.
-            snapshot: what to keep of the server; None: the clients' models.
-            prepare: is given the server before the first round.
-            cohorts: who takes part in each round; (): everybody.
-            chosen: options of the main program.
-        """
-        module, name = server_class.split(".")
-        server_type = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
-        arguments = self._arguments({"global_rounds": rounds, **chosen})
-        split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
-        arguments.model = split.__new__(split)
-        nn.Module.__init__(arguments.model)
-        network = self.problem.make_network()
-        arguments.model.base, arguments.model.head = network.base, network.classifier
-        arguments.head = copy.deepcopy(network.classifier)
-        # PFLlib plays one round more than it is asked for.
-        plan = iter([*cohorts, cohorts[-1]] if cohorts else [range(CLIENTS)] * (rounds + 1))
-        arguments.join_ratio = (len(cohorts[0]) if cohorts else CLIENTS) / CLIENTS
-        taken: dict[int, Models] = {}
-
-        def take(server: Any, *_: Any, **__: Any) -> None:
-            taken.setdefault(len(server.Budget), (snapshot or take_clients)(server))
-
-        # Judging, which every server does before each round, is where the models are looked at.
-        for hook in ("evaluate", "evaluate_personalized", "evaluate_one_step"):
-            setattr(server_type, hook, take)
-        server_type.save_results = server_type.save_global_model = lambda server: None
-        server_type.select_clients = lambda server: [server.clients[k] for k in next(plan)]
-        with be_quiet():
-            torch.manual_seed(0)
-            server = server_type(arguments, 0)
-            server.rs_test_acc, server.rs_test_acc_per = [0], [0]
-            prepare(server)
-            server.train()
-        return [taken[number] for number in range(1, rounds + 1)]
 
 
 def take_clients(server: Any, prefix: str = "") -> Models:
@@ -157,58 +46,46 @@ def take_server(server: Any) -> Models:
     return name_entries("server/", server.global_model)
 
 
-class Case(NamedTuple):
-    """Say what is compared of a method that needs no repair.
+class Library(Keeper, FlcoreLibrary):
+    """Drive a checkout of PFLlib, and keep models where a server judges them before a round."""
 
-    Attributes:
-        method: in fedpfl.
-        server_class: in PFLlib.
-        options: of PFLlib's main program.
-        settings: of fedpfl.
-        snapshot: what is kept of PFLlib's server.
-        is_partial: whether it is also played by half the clients a round.
-        is_convolved: whether the network has convolutions and BatchNorm.
-    """
+    snapshot = staticmethod(take_clients)
 
-    method: str
-    server_class: str
-    options: Mapping[str, Any] = MappingProxyType({})
-    settings: tuple[str, ...] = ()
-    snapshot: Snapshot = take_clients
-    is_partial: bool = True
-    is_convolved: bool = False
+    def look(self, server: Any) -> None:
+        """Keep the models."""
+        self.taken.setdefault(self.round - 1, self.snapshot(server))
 
 
 PLAIN_CASES = (
-    Case("fedbn", "serverbn.FedBN", is_convolved=True),
-    Case("fedavg", "serveravg.FedAvg", snapshot=take_server),
-    Case("fedprox", "serverprox.FedProx", {"mu": 0.7}, ("method.mu=0.7",), take_server),
-    Case("scaffold", "serverscaffold.SCAFFOLD", snapshot=take_server),
-    Case("fedper", "serverper.FedPer"),
+    Case("fedbn", "FedBN", detail="convolutions, BatchNorm", is_convolved=True),
+    Case("fedavg", "FedAvg", snapshot=take_server),
+    Case("fedprox", "FedProx", {"mu": 0.7}, ("method.mu=0.7",), take_server),
+    Case("scaffold", "SCAFFOLD", snapshot=take_server),
+    Case("fedper", "FedPer"),
     Case(
         "fedrep",
-        "serverrep.FedRep",
+        "FedRep",
         {"plocal_epochs": 2},
         ("method.head_epochs=2", "method.body_epochs=3"),
     ),
-    Case("fedbabu", "serverbabu.FedBABU"),
-    Case("lg_fedavg", "serverlg.LG_FedAvg"),
+    Case("fedbabu", "FedBABU"),
+    Case("lg_fedavg", "LG_FedAvg"),
     Case(
         "ditto",
-        "serverditto.Ditto",
+        "Ditto",
         {"mu": 0.6, "plocal_epochs": 2},
         ("method.lam=0.6", "method.personal_epochs=2"),
     ),
     Case(
         "fedala",
-        "serverala.FedALA",
+        "FedALA",
         {"rand_percent": 100, "layer_idx": 2},
         ("method.share=1.0", "method.layers=1"),
         is_partial=False,  # there clients learn their weights in each round, also who waits
     ),
     Case(
         "fedproto",
-        "serverproto.FedProto",
+        "FedProto",
         {"lamda": 2.0},
         ("method.lam=2", "method.prototypes=all_epochs"),
         partial(take_clients, prefix="model."),
@@ -216,34 +93,12 @@ PLAIN_CASES = (
     ),
     Case(
         "feddbe",
-        "serverdbe.FedDBE",
+        "FedDBE",
         {"kl_weight": 5.0, "momentum": 0.3},
         ("method.kappa=5", "method.rho=0.3", f"method.bias_lr={LEARNING_RATE}"),
         take_server,
     ),
 )
-
-
-def compare_plainly(case: Case, is_partial: bool) -> Comparison:
-    """Return the comparison of a case, with all clients in each round or half of them."""
-
-    def play(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
-        rounds = 4 if is_partial else 2
-        settings = [f"method={case.method}", *case.settings]
-        if case.is_convolved:
-            problem = Problem(problem.folder, problem.engine, is_convolved=True)
-        settings += ["participation=0.5"] if is_partial else []
-        theirs = Library(folder, problem).play(
-            case.server_class,
-            rounds,
-            case.snapshot,
-            cohorts=draw_halves(rounds) if is_partial else (),
-            **case.options,
-        )
-        return problem.play(*settings, rounds=rounds), theirs
-
-    details = ["convolutions, BatchNorm"] * case.is_convolved + ["half the clients"] * is_partial
-    return Comparison(case.method, REPOSITORY, ", ".join(details), "", play)
 
 
 # ---- What departs from its method in PFLlib, and is put right first
@@ -266,7 +121,7 @@ def play_pfedme(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
 
     optimizers.pFedMeOptimizer.step = step_apart
     options = {"lamda": 5.0, "K": 3, "p_learning_rate": 0.05, "beta": 0.8}
-    theirs = library.play("serverpFedMe.pFedMe", snapshot=snapshot, **options)
+    theirs = library.play("pFedMe", snapshot=snapshot, **options)
     settings = ("inner_steps=3", "inner_lr=0.05", "outer_lr=0.1", "average=samples", "beta=0.8")
     chosen = [f"method.{setting}" for setting in settings]
     return problem.play("method=pfedme", "method.lam=5", *chosen), theirs
@@ -279,9 +134,7 @@ def play_per_fedavg(folder: Path, problem: Problem) -> tuple[list[Models], list[
         for client in server.clients:
             client.train_samples = 1
 
-    theirs = Library(folder, problem).play(
-        "serverperavg.PerAvg", snapshot=take_server, prepare=weigh_equally
-    )
+    theirs = Library(folder, problem).play("PerAvg", snapshot=take_server, prepare=weigh_equally)
     settings = ("method.inner_lr=0.1", "method.outer_lr=0.1", f"local.epochs={2 * EPOCHS}")
     return problem.play("method=per_fedavg", *settings), theirs
 
@@ -297,7 +150,7 @@ def play_fedrod(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
             models.update(name_entries(f"{client.id}/", head))
         return models
 
-    theirs = Library(folder, problem).play("serverrod.FedROD", snapshot=snapshot)
+    theirs = Library(folder, problem).play("FedROD", snapshot=snapshot)
     return problem.play("method=fedrod"), theirs
 
 
@@ -328,7 +181,7 @@ def play_fedpac(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
 
     module.FedPAC.aggregate_and_send_heads = mix_copies
     module.proto_aggregation = average_by_counts
-    theirs = library.play("serverpac.FedPAC")
+    theirs = library.play("FedPAC")
     return problem.play("method=fedpac", "method.head_lr=null"), theirs
 
 
@@ -346,7 +199,7 @@ def play_fedproto(folder: Path, problem: Problem) -> tuple[list[Models], list[Mo
 
     module.proto_aggregation = average_and_keep
     theirs = library.play(
-        *("serverproto.FedProto", 4, partial(take_clients, prefix="model.")),
+        *("FedProto", partial(take_clients, prefix="model."), 4),
         cohorts=draw_halves(4),
         lamda=2.0,
     )
@@ -370,7 +223,7 @@ def play_moon(folder: Path, problem: Problem) -> tuple[list[Models], list[Models
         server.receive_models = receive_and_begin
 
     theirs = Library(folder, problem).play(
-        "servermoon.MOON", snapshot=take_server, prepare=begin_with_second_round, tau=0.5
+        "MOON", snapshot=take_server, prepare=begin_with_second_round, tau=0.5
     )
     return problem.play("method=moon", "method.mu=2", "method.tau=0.5"), theirs
 
@@ -386,7 +239,7 @@ def play_fedcac(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
         module.Server.send_models(server)
 
     module.FedCAC.send_models = send_models
-    theirs = library.play("servercac.FedCAC", snapshot=take_server, tau=0.4, beta=3)
+    theirs = library.play("FedCAC", snapshot=take_server, tau=0.4, beta=3)
     return problem.play("method=fedcac", "method.tau=0.4", "method.beta=3"), theirs
 
 
@@ -395,7 +248,7 @@ def play_fedas(folder: Path, problem: Problem) -> tuple[list[Models], list[Model
     library = Library(folder, problem)
     server_type = importlib.import_module("flcore.servers.serveras").FedAS
     server_type.avg_generalization_metrics = lambda server: 0
-    theirs = library.play("serveras.FedAS")
+    theirs = library.play("FedAS")
     return problem.play("method=fedas", "method.align_lr=0.01", "method.first=init"), theirs
 
 
@@ -409,7 +262,7 @@ def play_feddyn(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
     library = Library(folder, problem)
     module = importlib.import_module("flcore.clients.clientdyn")
     module.torch = Lens(torch, norm=square_norm)
-    theirs = library.play("serverdyn.FedDyn", snapshot=take_server, alpha=0.3)
+    theirs = library.play("FedDyn", snapshot=take_server, alpha=0.3)
     return problem.play("method=feddyn", "method.alpha=0.3"), theirs
 
 
@@ -437,7 +290,7 @@ def play_fedamp(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
         server.receive_models = receive_and_begin
 
     theirs = library.play(
-        "serveramp.FedAMP", prepare=begin_with_second_round, sigma=sigma, alphaK=step, lamda=pull
+        "FedAMP", prepare=begin_with_second_round, sigma=sigma, alphaK=step, lamda=pull
     )
     settings = (f"sigma={sigma}", f"share={step * (CLIENTS - 1) / sigma}", f"pull={pull / step}")
     return problem.play("method=fedamp", *[f"method.{value}" for value in settings]), theirs
@@ -449,7 +302,7 @@ def play_fedfomo(folder: Path, problem: Problem) -> tuple[list[Models], list[Mod
     library = Library(folder, problem)
     module = importlib.import_module("flcore.clients.clientfomo")
     module.DataLoader = torch.utils.data.DataLoader
-    theirs = library.play("serverfomo.FedFomo", M=CLIENTS)
+    theirs = library.play("FedFomo", M=CLIENTS)
     settings = ("method.candidates=3", "method.explore=0", "method.fallback=keep", "validation=0")
     return problem.play("method=fedfomo", *settings), theirs
 
@@ -495,7 +348,7 @@ def play_gpfl(folder: Path, problem: Problem) -> tuple[list[Models], list[Models
         return models
 
     library = Library(folder, problem)
-    theirs = library.play("servergpfl.GPFL", snapshot=snapshot, prepare=prepare, lamda=0.01, mu=0.1)
+    theirs = library.play("GPFL", snapshot=snapshot, prepare=prepare, lamda=0.01, mu=0.1)
     return ours, theirs
 
 
@@ -535,7 +388,7 @@ def play_fedcp(folder: Path, problem: Problem) -> tuple[list[Models], list[Model
     library = Library(folder, problem)
     module = importlib.import_module("flcore.servers.servercp")
     module.F = Lens(module.F, gumbel_softmax=lambda x, dim, tau, hard: torch.softmax(x / tau, dim))
-    theirs = library.play("servercp.FedCP", snapshot=snapshot, prepare=prepare, lamda=5.0)
+    theirs = library.play("FedCP", snapshot=snapshot, prepare=prepare, lamda=5.0)
     return ours, theirs
 
 
@@ -579,4 +432,4 @@ REPAIRED = (
 def list_comparisons() -> list[Comparison]:
     """Return what is compared with PFLlib; nowhere are last minibatches dropped."""
     repaired = [Comparison(case[0], REPOSITORY, *case[1:]) for case in REPAIRED]
-    return list_plain_comparisons(PLAIN_CASES, compare_plainly) + repaired
+    return list_plain_comparisons(PLAIN_CASES, REPOSITORY, Library) + repaired
