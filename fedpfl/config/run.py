@@ -198,9 +198,9 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     nets = _build_nets(plan, federation, model_options)
     if not federation.is_elsewhere:
         nets = [_share_fixed(net, share) for net in nets]
-    net = _join_kinds(nets, kinds, federation)
     if ranks := _assign_ranks(plan, dealt_data):
-        net = net.with_facts(ranks=ranks)
+        nets = [net.with_facts(ranks=ranks) for net in nets]
+    net = _join_kinds(nets, kinds, federation)
     _require_known_tokens(federation, net)
     _require_fit(plan, federation, net)
     _require_fit_of_uploads(plan, federation, net)

@@ -136,6 +136,7 @@ def test_random_kinds_have_their_shares_and_follow_the_seed():
 
 REFUSED = """
 method=fedavg => method=fedavg and model=mixed: it joins what clients of one network send, and these have several; use
+method=flexlora adapter=lora adapter.layers=[linear] adapter.rank=[1,2] => method=flexlora and model=mixed: it joins
 method=lg_fedavg method.layers=2 => method=lg_fedavg and model=mixed: the server's
 model.kinds=[] => model.kinds must be one network or more
 model.kinds=[cnn5] => model.kinds[0].name must be
@@ -154,7 +155,7 @@ model.common=resnet8 => model.common=resnet8 must be a plain network, without bu
 
 @pytest.mark.parametrize(("words", "message"), read_cases(REFUSED))
 def test_what_is_no_mixture_is_one_line(words, message):
-    given = words.replace(" m", "|m").split("|")
+    given = words.replace(" m", "|m").replace(" a", "|a").split("|")
     base = ["method=local_only", "model=mixed", "model.kinds=[mlp, lenet5]", *TINY_TASK]
     line = one_line(lambda: build_run(check_config(compose_once(*base, *given))))
     assert line.startswith(message), line
