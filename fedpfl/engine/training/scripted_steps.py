@@ -46,7 +46,7 @@ class ScriptedSteps:
         self._state = state
         self._scripts = scripts
         self._tensors = tree.leaves(state)
-        self._kind = scripts.number_kind(self._find_kind())
+        self._kind = scripts.find_key(self._find_kind())
         self._steps_at_once = 1
 
     def take_steps(

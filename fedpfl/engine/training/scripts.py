@@ -75,14 +75,12 @@ class StepScripts:
         self._step_counts: dict[Hashable, int] = {}
         self._script_of_kind: dict[Hashable, Script | None] = {}
         self._scripts: dict[Hashable, Script | None] = {}  # by kind and size
-        self._numbers: dict[Hashable, int] = {}
-        self._next_number = itertools.count()
+        self._keys: dict[Hashable, object] = {}
         self._recording = threading.Lock()
 
-    def number_kind(self, kind: Hashable) -> int:
-        """Return a number for a kind, which is quicker to look up."""
-        # Threads ask at the same time: each drawn number is unique.
-        return self._numbers.setdefault(kind, next(self._next_number))
+    def find_key(self, kind: Hashable) -> Hashable:
+        """Return an object that stands for a kind, which is quicker to look up."""
+        return self._keys.setdefault(kind, object())
 
     def take_steps(
         self,
@@ -199,19 +197,10 @@ def _sizes_of_parts(minibatch: Sequence[Tensor]) -> tuple[int, ...]:
 def _with_odd_sizes(minibatch: Sequence[Tensor]) -> list[Tensor]:
     """Return a minibatch with samples repeated until their number is odd.
 
-    Parts of one size have one odd size.
-
-    Raises:
-        _Unscriptable: Of more sizes than there are odd ones.
+    Parts of one size have one odd size. Raises KeyError for more sizes than there are odd ones.
     """
-    sizes = list(dict.fromkeys(_sizes_of_parts(minibatch)))
-    if len(sizes) > len(ODD_ROWS):
-        raise _Unscriptable(f"batches of {len(sizes)} sizes")
-    parts = []
-    for part in minibatch:
-        odd_size = ODD_ROWS[sizes.index(part.shape[0])]
-        parts.append(part[torch.arange(odd_size) % len(part)])
-    return parts
+    odd_sizes = dict(zip(dict.fromkeys(_sizes_of_parts(minibatch)), ODD_ROWS, strict=False))
+    return [part[torch.arange(odd_sizes[len(part)]) % len(part)] for part in minibatch]
 
 
 def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -344,8 +333,6 @@ class _Recording(TorchDispatchMode):
             return self._name_tensor(value)
         if isinstance(value, list | tuple):
             parts = ", ".join([self._write_value(part, declared) for part in value])
-            if value and "Optional[Tensor]" not in str(declared):
-                return f"[{parts}]"
             return f"torch.jit.annotate({_list_type(declared)}, [{parts}])"
         if isinstance(value, float):
             if abs(value) == ODD_RATE:
@@ -372,7 +359,7 @@ class _Recording(TorchDispatchMode):
 
 
 def _list_type(declared: Any) -> str:
-    """Return the type of an empty list as TorchScript has it: `List[int]`."""
+    """Return the type of a list as TorchScript has it: `List[int]`."""
     found = re.search(r"List\[(\w+|Optional\[\w+\])\]", str(declared))
     assert found
     return found.group()
