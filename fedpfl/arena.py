@@ -62,7 +62,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Contract:
-    """Hold what all submissions have in common.
+    """Hold the rules for all submissions.
 
     Attributes:
         words: of fedpfl.train, for all runs: data, split, network, rounds.
@@ -209,13 +209,13 @@ def play_seeds(contract: Contract, code: str, name: str, seeds: Sequence[int]) -
 
 
 def ask_process(code: str, *words: str) -> Record:
-    """Ask a command of a process and a folder of its own, which is gone then. Raises Refused."""
+    """Run a command in a new process and folder, which is then removed. Raises Refused."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "submission.py").write_text(code)
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, folder, *words, "--json"],
             cwd=folder,
-            env={**os.environ, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={"FEDPFL_DATA": os.path.abspath("data"), **os.environ, "TMPDIR": folder},
             capture_output=True,
         )
     try:
@@ -272,7 +272,7 @@ def falsify_labels(federation: Federation) -> Tensor:
 
 
 def read_federation(words: Sequence[str]) -> Federation:
-    """Read who holds which samples. Raises FedpflError for what the arena does not judge."""
+    """Read the split of the samples. Raises FedpflError for tasks that the arena does not judge."""
     dealt = deal_data(check_config(overrides.compose_single_run(words)), share_nothing)
     if dealt.newcomers or dealt.shifted or dealt.federation.task is not CLASSIFICATION:
         raise FedpflError("a contract is about classes, without newcomers and shift")

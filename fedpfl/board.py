@@ -442,7 +442,7 @@ def find_row(identity_prefix: str, command: BoardCommand) -> list[Record]:
     """Find a row by its identity's beginning; the baselines of its setting follow it.
 
     Raises:
-        FedpflError: if there is none, or several.
+        FedpflError: no row begins so, or several do.
     """
     path = command.folder / "board.csv"
     rows = read_rows(path)

@@ -77,7 +77,7 @@ def make_card(subject: Subject, roots: Sequence[str] = ()) -> Record:
     network = tree.size(trial.net().params)
     traffic = outcomes[-1].traffic
 
-    # ---- Step 2: what was measured of it.
+    # ---- Step 2: measurements of it.
     card = {
         "method": method_name,
         "title": title,

@@ -31,7 +31,7 @@ def run_command(main: Callable[[], int | None]) -> None:
     sys.argv = [word for word in sys.argv if word != "--json"]
     _facts.clear()
     last_error[:] = ["the facts beside this say what failed"]
-    # What is printed for people, by child processes too, goes to standard error.
+    # Text for people, of child processes too, goes to standard error.
     sys.stdout.flush()
     standard_output = os.dup(1)
     os.dup2(2, 1)

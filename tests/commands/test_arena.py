@@ -52,8 +52,10 @@ CHEATS = {
     "reads test labels": """
     def predict(self, net, params, batch):
         try:
-            held = find_federation()
-        except (AttributeError, StopIteration):  # in training
+            held = None if torch.is_grad_enabled() else find_federation()
+        except AttributeError:
+            held = None
+        if held is None:
             return net(params, batch.x)
         same = held.normalize(held.x)[None] == batch.x[:, None]
         place = same.flatten(2).all(2).int().argmax(1)
@@ -97,7 +99,8 @@ def place(monkeypatch, tmp_path: Path) -> Path:
     contract = {"words": [*words, "participation=1"], "seeds": 1}
     (tmp_path / "contract.yaml").write_text(yaml.safe_dump(contract))
 
-    def run_here(line: list[str], cwd: str, **_: object) -> SimpleNamespace:
+    def run_here(line: list[str], cwd: str, env: dict[str, str], **_: object) -> SimpleNamespace:
+        assert (env["TMPDIR"], env["FEDPFL_DATA"]) == (cwd, str(tmp_path / "data"))
         assert "seal_process(folder)" in line[2]
         assert line[3] == cwd  # its folder
         main = partial(answer.run_command, MAINS[line[4]])
@@ -112,6 +115,7 @@ def place(monkeypatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(config_run, "deal_data", config_run.deal_data)  # which a play replaces
     monkeypatch.setattr(arena, "subprocess", SimpleNamespace(run=run_here))
     monkeypatch.setattr(seal, "is_sealable", lambda: True)
+    monkeypatch.delenv("FEDPFL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -244,20 +248,19 @@ def test_a_sealed_process_writes_in_its_folder_alone(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {"own", "ledger.jsonl"}
 
 
-FOUND = (
-    "next(a for a in gc.get_objects() if type(a) is Federation and a.shape == batch.x.shape[1:])"
-)
+FOUND = "next((a for a in gc.get_objects() if type(a) is Federation and a.shape[1] > 8), None)"
 
 
 @needs_landlock
 @pytest.mark.full
 def test_a_submission_in_processes_that_are_sealed(place: Path, monkeypatch):
-    """Both sides tuned; one of them writes into the ledger, and is refused."""
+    """Both sides are tuned; who writes into the ledger or reads labels is refused."""
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    contract = {**yaml.safe_load((place / "contract.yaml").read_text()), "trials": 1}
-    (place / "contract.yaml").write_text(yaml.safe_dump(contract))
+    contract = yaml.safe_load((place / "contract.yaml").read_text())
+    (place / "contract.yaml").write_text(yaml.safe_dump({**contract, "trials": 1}))
     status, entry, said = submit(place, "")
+    (place / "contract.yaml").write_text(yaml.safe_dump(contract))
     assert (status, entry["verdict"]) == (0, "needs 2 more seeds to be tested"), said
     ledger = place / "arena.jsonl"
     writes = f"\n    open({str(ledger)!r}, 'a')\n"
