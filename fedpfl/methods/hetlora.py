@@ -98,4 +98,5 @@ class HetLoRA(RankedPairs):
 def _measure_tail(model: Tree, tail: Tree) -> Tensor:
     """Return the sum over layers of |A| |B| at the masked places."""
     norms = tree.map(torch.linalg.vector_norm, tree.apply_mask(model, tail))
-    return sum(norms[name_a] * norms[name_b] for name_a, name_b in list_pairs(model).values())
+    sizes = (norms[name_a] * norms[name_b] for name_a, name_b in list_pairs(model).values())
+    return sum(sizes, torch.zeros(()))
