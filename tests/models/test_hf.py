@@ -1,10 +1,12 @@
 """Language models of transformers: their own answers, and training as transformers and peft do."""
 
 import ast
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fedpfl
 from fedpfl import export, models
@@ -141,12 +143,35 @@ def train_plainly(folder, is_causal, start, clients):
     return server
 
 
+def assert_scores_are_by_token(run):
+    """Perplexity, loss and top-1 of the last row, by hand from predictions."""
+    counts = []
+    for client in "ab":
+        x, y = run.samples(client)
+        logits = run.predict(client, x)[y >= 0]
+        loss = F.cross_entropy(logits, y[y >= 0], reduction="sum")
+        counts.append([float(loss), int((logits.argmax(-1) == y[y >= 0]).sum()), len(logits)])
+    losses, hits, tokens = torch.tensor(counts, dtype=torch.float64).T
+    expected = {
+        "perplexity": (losses / tokens).exp().mean(),
+        "perplexity_pooled": (losses.sum() / tokens.sum()).exp(),
+        "top1": 100 * (hits / tokens).mean(),
+        "top1_pooled": 100 * hits.sum() / tokens.sum(),
+        "loss": losses.sum() / tokens.sum(),
+    }
+    row = run.rounds.iloc[-1]
+    assert {name: float(row[name]) for name in expected} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-5
+    )
+    assert hits.sum()
+
+
 @pytest.mark.parametrize("is_causal", [False, True], ids=["classes", "next tokens"])
 def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_causal, tmp_path):
     # ---- Clients with texts of several lengths, in a single minibatch.
     folder = save_network(tmp_path / "network", is_causal)
     data = {}
-    for client, count in (("a", 12), ("b", 20)):
+    for client, count in (("a", 24), ("b", 40)):
         x = draw_texts(count, seed=count, pad=0)
         y = x[:, 0].astype(np.int64) % CLASSES
         if is_causal:
@@ -156,7 +181,7 @@ def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_
     layers = ["c_attn"] if is_causal else ["query", "value"]
     words = ["model=hf", format_override("model.arch", folder), "adapter=lora", "method=fedavg"]
     words += [format_override("adapter.layers", layers), "adapter.rank=2", "adapter.alpha=6"]
-    words += ["participation=1", "local.lr=0.3", "local.epochs=3", "local.batch_size=32"]
+    words += ["participation=1", "local.lr=0.3", "local.epochs=3", "local.batch_size=64"]
     if is_causal:
         words += ["task=next_token", f"dataset.classes={VOCABULARY}"]
 
@@ -165,6 +190,7 @@ def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_
         place = {"directory": tmp_path / backend, "progress": False}
         run = fedpfl.run(*words, f"engine={backend}", data=data, rounds=3, **place)
         assert run.summary["engine"]["backend"] == backend
+        assert f"{folder}: samples that are tested here may be among" in run.summary["caveat"]
         clients = [run.samples(client, "train") for client in "ab"]
         start = {k: v for k, v in run.network().named_parameters() if v.requires_grad}
         plain = train_plainly(folder, is_causal, start, clients)
@@ -172,6 +198,9 @@ def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_
         for name, value in plain.items():
             assert not torch.equal(value, start[name].view(value.shape))
             assert_close(ours[name].view(value.shape), value, atol=1e-6)
+
+        if is_causal:
+            assert_scores_are_by_token(run)
 
     # ---- peft answers alike from the folder that export writes, and a run begins from it.
     export.main([*["--format", "peft", "--clients", "a"], str(run.path), str(tmp_path / "models")])
@@ -190,6 +219,23 @@ def test_fedavg_of_low_rank_additions_is_that_of_plain_transformers_and_peft(is_
         assert torch.equal(value, ours[name])
     with pytest.raises(FedpflError, match=r"adapter\.rank=2 adapter\.alpha=6 "):
         fedpfl.run(*words, again, "adapter.rank=3", data=data, directory=tmp_path / "3")
+
+
+def test_layers_are_named_as_in_peft_and_the_map_to_the_vocabulary_is_frozen():
+    def adapt(*layers, **options):
+        lora = partial(models.ADAPTERS["lora"], layers=layers, rank=4, alpha=8.0, **options)
+        return build("llama lines", adapter=lora)
+
+    named = {name.rpartition(".")[0] for name in adapt("q_proj", "1.mlp.up_proj").params}
+    assert named == {f"model.layers.{i}.self_attn.q_proj" for i in range(2)} | {
+        "model.layers.1.mlp.up_proj"
+    }
+    everything = adapt("all-linear", rslora=True)
+    assert len({name.rpartition(".")[0] for name in everything.params}) == 14
+    assert all(".lora_" in name for name in everything.params)
+    assert {layer.scale for layer in everything.module.modules() if hasattr(layer, "pairs")} == {
+        4.0
+    }
 
 
 REFUSED = """
