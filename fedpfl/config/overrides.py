@@ -86,7 +86,7 @@ def compose_config(run_words: Sequence[str]) -> DictConfig:
     with _hydra() as hydra:
         hydra.config_loader = _caching_loader.get() or hydra.config_loader
         try:
-            return compose("train", list(run_words), return_hydra_config=True)
+            return compose("train", add_open_keys(run_words), return_hydra_config=True)
         except ValueError as error:  # such as `model=5`
             raise FedpflError(str(error)) from None
 
@@ -266,6 +266,15 @@ def replace_config_dir_option(arguments: Sequence[str]) -> list[str]:
     return [*other_arguments, f"{SEARCHPATH}={_format_value([f'{FILE}{folder}'])}"]
 
 
+OPEN_GROUP = "model.config."
+"""Beginning of keys that no file lists."""
+
+
+def add_open_keys(run_words: Iterable[str]) -> list[str]:
+    """Return words with `++` before keys of OPEN_GROUP, without which Hydra refuses them."""
+    return [f"++{word}" if word.startswith(OPEN_GROUP) else word for word in run_words]
+
+
 def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[str]:
     """Return words as Hydra takes them where a sweep is over choices of a group.
 
@@ -277,7 +286,7 @@ def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[
         run_words: The words of the command line.
         groups: Names of configuration groups.
     """
-    words = list(run_words)
+    words = add_open_keys(run_words)
     swept_groups = {word.partition("=")[0] for word in words if is_sweep(word)} & set(groups)
     for position, word in enumerate(words):
         group, dot, _ = word.partition("=")[0].partition(".")

@@ -259,9 +259,10 @@ def test_dropout_is_each_clients_own_and_ids_without_a_row_are_refused(tmp_path)
     config = write_config(DISTILLED)
     words = ["model=hf", "model.arch=distilbert", "participation=1", "local.batch_size=4"]
     runs = []
-    for workers in (1, 2):
+    by_key = [f"model.config.{key}={value}" for key, value in DISTILLED.items()]
+    for workers, sizes in (1, [config]), (2, by_key):
         place = {"directory": tmp_path / f"{workers}", "progress": False, "rounds": 2}
-        runs.append(fedpfl.run(*words, config, f"engine.workers={workers}", data=data, **place))
+        runs.append(fedpfl.run(*words, *sizes, f"engine.workers={workers}", data=data, **place))
     assert_same(*[run.personal("b") for run in runs])
     still = write_config({**DISTILLED, "dropout": 0, "attention_dropout": 0})
     place["directory"] = tmp_path / "still"

@@ -79,9 +79,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     categories = categories or ()
     labels = label_columns(label)
     facts = [*labels, *filter(None, (by, together))]
-    kind = _check_columns(
-        splits, inputs, categories, facts=facts, needs_no_facts=task is NEXT_TOKEN
-    )
+    kind = _check_columns(splits, inputs, categories, facts)
     if bool(tokenizer or task is NEXT_TOKEN) and not (kind == "texts" and tokenizer):
         raise FedpflError(
             "task=next_token needs dataset.tokenizer, which is for texts; name a tokenizer.json, "
@@ -135,12 +133,7 @@ def _open_configured(options: Values) -> list[Split]:
 
 
 def _check_columns(
-    splits: Sequence[Split],
-    inputs: Sequence[str],
-    categories: Sequence[str],
-    *,
-    facts: Sequence[str],
-    needs_no_facts: bool,
+    splits: Sequence[Split], inputs: Sequence[str], categories: Sequence[str], facts: Sequence[str]
 ) -> str:
     """Return the kind of the inputs: images, texts, numbers or arrays. Raises FedpflError.
 
@@ -149,12 +142,11 @@ def _check_columns(
         inputs: The columns of inputs.
         categories: Those that become one feature per value, beside numbers.
         facts: The columns of labels, clients and units.
-        needs_no_facts: Whether there may be none of these.
     """
     # ---- Step 1: different columns that all splits have alike.
     origin = splits[0].origin
     columns = [*inputs, *facts]
-    if not inputs or not (facts or needs_no_facts) or len({*columns}) < len(columns):
+    if not inputs or len({*columns}) < len(columns):
         raise FedpflError(
             "dataset.input, dataset.label, dataset.by and partition.together must name different "
             f"columns; {origin} has {', '.join(splits[0].data.column_names[:12])}"
