@@ -124,8 +124,8 @@ class ScriptedSteps:
     def _find_kind(self) -> Hashable:
         """Return all that the operations of steps depend on, but for the minibatch's size."""
         local = self._step.local
-        settings = [local.momentum, local.nesterov, local.weight_decay, local.clip]
-        settings += [local.optimizer, local.betas, local.eps]
+        settings = (local.momentum, local.nesterov, local.weight_decay, local.clip)
+        adam = (local.optimizer, local.betas, local.eps)
         job = self._step.job
         # A method's hook is equal to itself alone: other values would be other constants.
         hooks = None if job.is_plain else tuple(_list_hooks(job, self._step.phase))
@@ -135,7 +135,7 @@ class ScriptedSteps:
             shape = leaf.shape[1:] if name.startswith("samples.") else leaf.shape
             forms.append((name, shape, leaf.stride(), leaf.dtype))
         keeps = (job.plan.by_sample, job.wants_records)
-        return hooks, tuple(settings), keeps, tuple(forms)
+        return hooks, settings, adam, keeps, tuple(forms)
 
 
 def make_scripted_steps(
