@@ -32,6 +32,7 @@ RESULTS = ROOT / "docs" / "results" / "oracles.csv"
 WORK = ROOT / "outputs" / "oracles"
 DRIVERS = (
     "with_pfllib",
+    "with_htfllib",
     "with_flbench",
     "with_fling",
     "with_authors",

@@ -54,9 +54,9 @@ class FedAvgByKind(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models of each kind; one that nobody had stays."""
         models = server["models"]
-        shape = (len(weight), *models.shape)
-        vectors = uploads["model"].values[:, None].expand(shape)
-        is_of_kind = uploads["kind"][:, :, None].expand(shape)
+        # [clients, kinds, longest], without copies
+        vectors = uploads["model"].values[:, None].expand(len(weight), *models.shape)
+        is_of_kind = uploads["kind"][:, :, None]
         return {"models": tree.masked_mean(models, vectors, is_of_kind, weight)}, clients
 
 

@@ -20,6 +20,7 @@ from fedpfl.ground.vision import load_torchvision
 
 COMMITS = {
     "TsingZ0/PFLlib": "d832e76f6a23b833038949ec1e4fdefe63a4d350",
+    "TsingZ0/HtFLlib": "e959261d906f40377410bc4d9d13ba3f6af56782",
     "KarhouTam/FL-bench": "06e658bca5af6ce732e25bb7c0f8be321e14a85e",
     "uglyghost/FedOBP": "b55d0fae8f46905c7c087425df3bda44a6fd24b0",
     "uglyghost/FedOBP_CODE": "d433fcda9260c6fa9bc505112620d69d1b4a850c",
