@@ -22,7 +22,8 @@ class FedMRL(CommonBeside):
     A client joins the d features of the common network's body and the D of its own, which its
     projector, a linear map, turns into D. The client's head reads all of them, the common head the
     first d, and everything is trained on the sum of both cross-entropies. The common network goes
-    up and is averaged; a client is evaluated by its own head. d must be at most D.
+    up and is averaged; a client is evaluated by its own head. d must be at most D. HtFLlib begins
+    each round with the initial projector.
     """
 
     mixes_samples = ""

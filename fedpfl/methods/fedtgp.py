@@ -29,8 +29,9 @@ class FedTGP(FedProto):
     prototype to the nearest one of another class.
 
     lam, tau, server_epochs, server_batch, server_lr: of the official script; HtFLlib's lam is 1.
-    prototypes: of the `final` model in a pass of its own (all codes); further values, `judge` and
-        `weights` (of the mean prototypes) as in FedProto.
+    prototypes: of the `final` model in a pass of its own (the codes, by a slip, take the one from
+        before the round's training); further values, `judge` and `weights` (of the mean prototypes)
+        as in FedProto.
     """
 
     lam: NonNegative = 10.0

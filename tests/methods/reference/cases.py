@@ -792,7 +792,7 @@ for name, method in SUBFLOT.items():
 NAMES = """
 hetlora fedphp fedala-0 ifca-three-norm lg_fedavg-published pfedme-norm pfedhn-clipped fedpac-norm fedcp-off
 fedpurin-delta-norm heterofl-scaler fedfomo-norm ffa_lora fedalt seqfededt-difference flexfl
-fedtgp-tau-norm fd-all subflot-balanced subflot-no-extraction subflot-no-aggregation feddyn pspfl-norm cfl-single feddbe
+fd-all subflot-balanced subflot-no-extraction subflot-no-aggregation feddyn pspfl-norm cfl-single feddbe
 """
 LEFT_TO_TEST_ALL = set(NAMES.split())
 """Whose settings others try too; what is left has each setting of a method once."""
