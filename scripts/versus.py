@@ -65,6 +65,27 @@ WORK = ROOT / "outputs" / "versus"
 PAGE_COLUMNS = {"seconds": 2, "peak_mib": 0, "first": 1, "accuracy": 2}
 BEGIN, END = "<!-- made by scripts/versus.py -->", "<!-- to here -->"
 MEAN, STD = 0.286, 0.3205
+ROUND_END = "^-{20,}(?: time cost -+)?"
+"""What PFLlib and HtFLlib print behind a round, before its seconds."""
+HIDDEN = ((512,), (1024, 512))
+"""Of the second and third kind of network, beside the one of two convolutions."""
+FEATURES = 512
+NETWORK_WITH_LAYERS = """
+
+class Perceptron(nn.Module):
+    def __init__(self, num_classes, *hidden):
+        super().__init__()
+        widths = (784, *hidden)
+        layers = [nn.Flatten()]
+        for width, next_width in zip(widths, hidden):
+            layers += [nn.Linear(width, next_width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.fc = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x):
+        return self.fc(self.layers(x))
+"""
+"""What a user adds to HtFLlib's networks."""
 COLUMNS = (
     *("date", "machine", "cores", "load", "device", "python", "torch", "rounds", "peer", "version"),
     *("method", "repeat", "seconds", "peak_mib", "first", "accuracy", "lines", "error"),
@@ -190,9 +211,14 @@ def find_directory(task: Task, name: str) -> Path:
 # ---- the peers: how each is told the workload, and how its words are read
 
 
-def fedpfl_program(task: Task, method: str, precision: str = "fp32") -> Program:
-    """Return fedpfl's command; what it measures stands in its rounds.csv."""
-    run_directory = task.folder / f"fedpfl-{method}-{precision}"
+def fedpfl_program(
+    task: Task, method: str, precision: str = "fp32", has_kinds: bool = False
+) -> Program:
+    """Return fedpfl's command; what it measures stands in its rounds.csv.
+
+    has_kinds: with networks of three kinds.
+    """
+    run_directory = task.folder / f"fedpfl-{method}-{precision}{'-kinds' * has_kinds}"
     name = method.lower().replace("-", "_")
     arguments = [f"method={name}", "dataset=fmnist", "partition=file"]
     paths = {
@@ -205,6 +231,10 @@ def fedpfl_program(task: Task, method: str, precision: str = "fp32") -> Program:
     arguments += [f"rounds={task.rounds}", f"eval.every={task.rounds}"]
     arguments += [f"local.epochs={task.epochs}", f"local.lr={task.lr}", f"device={task.device}"]
     arguments += ["restart=true", f"engine.precision={precision}"]
+    if has_kinds:
+        layers = ", ".join(f"{{name: mlp, hidden: {[*hidden]}}}" for hidden in HIDDEN)
+        arguments += ["model=mixed", f"model.kinds=[cnn4, {layers}]", f"model.features={FEATURES}"]
+        arguments.append("model.common=cnn4")
 
     def read_output(lines: Lines) -> Measurement:
         with (run_directory / "rounds.csv").open(newline="") as file:
@@ -293,16 +323,16 @@ def pfllib_program(task: Task, method: str, name: str = "PFLlib", network: str =
 
     def read_output(lines: Lines) -> Measurement:
         return Measurement(
-            seconds=mean(find_groups(r"-+ time cost -+ ([\d.]+)", lines)[1:-1]),
+            seconds=mean(find_groups(f"{ROUND_END} ([\\d.]+)", lines)[1:-1]),
             accuracy=100 * find_last_number(r"Averaged Test Accuracy: ([\d.]+)", lines),
-            first=find_times("-+ time cost -+", lines)[0],
+            first=find_times(f"{ROUND_END} ", lines)[0],
         )
 
     return Program(make_command(name, "main.py", arguments), home / "system", read_output)
 
 
-def htfllib_program(task: Task, method: str) -> Program:
-    """Return HtFLlib's command with one network for all clients.
+def htfllib_program(task: Task, method: str, has_kinds: bool = False) -> Program:
+    """Return HtFLlib's command with one network for all clients, or with three kinds.
 
     Its families of networks are for colour images: one of them becomes ours in the copy. Methods
     that make images with a network of others are left out there, as they need its weights.
@@ -311,6 +341,11 @@ def htfllib_program(task: Task, method: str) -> Program:
     program = pfllib_program(task, method, "HtFLlib", family)
     main = program.cwd / "main.py"
     network = "'FedAvgCNN(in_features=1, num_classes=args.num_classes, dim=1024)'"
+    if has_kinds:
+        for hidden in HIDDEN:
+            network += f", 'Perceptron(args.num_classes, *{hidden})'"
+        with (program.cwd / "flcore" / "trainmodel" / "models.py").open("a") as file:
+            file.write(NETWORK_WITH_LAYERS)
     changes = {
         r"^from flcore\.servers\.serverktl.*\n": "",
         rf'(== "{family}":\s+args\.models = )\[[^\]]*\]': rf"\1[{network}]",
@@ -345,12 +380,21 @@ def use_library(name: str, script: str) -> Callable[[Task, str], Program]:
     return make_program
 
 
+KIND_METHODS = ("LG-FedAvg", "FedProto", "FML")
+
 ROWS = (
     Peer("fedpfl", fedpfl_program, ("FedAvg", "FedPer", "LG-FedAvg")),
     Peer("fedpfl bf16", partial(fedpfl_program, precision="bf16"), ("FedAvg",)),
     Peer("FL-bench", flbench_program, directory_name="flbench"),
     Peer("PFLlib", pfllib_program, directory_name="pfllib"),
     Peer("HtFLlib", htfllib_program, ("LG-FedAvg",), directory_name="htfllib"),
+    Peer("fedpfl kinds", partial(fedpfl_program, has_kinds=True), KIND_METHODS),
+    Peer(
+        "HtFLlib kinds",
+        partial(htfllib_program, has_kinds=True),
+        KIND_METHODS,
+        directory_name="htfllib",
+    ),
     Peer("BlazeFL", use_library("BlazeFL", "with_blazefl"), ("FedAvg",), interpreter="python3.13"),
     Peer("Flower", use_library("Flower", "with_flower"), ("FedAvg",)),
     Peer("pfl-research", use_library("pfl-research", "with_pfl"), ("FedAvg",)),

@@ -179,3 +179,10 @@ python -m fedpfl.train -m hydra/launcher=lockstep engine=batched seed=1,2,3 data
 python -m fedpfl.train -m method=fedper,ditto dataset=fmnist model=mlp model.hidden=[32] clients=30 partition.alpha=0.3 partition.samples_per_client=600 \
     participation=0.5 rounds=20 local.epochs=1 local.lr=0.1 \
     eval.every=20 privacy=sample privacy.epsilon=2,8
+
+# ---- Clients with different networks (docs/mixed.md)
+python -m fedpfl.train -m seed=1,2,3 dataset=fmnist clients=20 participation=1 rounds=15 partition.alpha=0.3 \
+    partition.samples_per_client=80 local.epochs=3 local.batch_size=10 local.lr=0.05 eval.every=5 model=mixed \
+    "model.kinds=[{name: mlp, hidden: [64]}, lenet5, {name: mlp, hidden: [256, 64]}]" model.features=64 \
+    "model.common={name: mlp, hidden: [32]}" \
+    method=local_only,lg_fedavg,fedproto,fedavg_by_kind,fd,fml,fedkd,fedgh,fedtgp,fedmrl

@@ -28,13 +28,13 @@ class FedTGP(FedProto):
     margin is the cohort's widest gap, at most tau: a class's gap is the distance of its mean
     prototype to the nearest one of another class.
 
-    lam, tau, server_epochs, server_batch, server_lr: of the official script; HtFLlib's lam is 1.
+    lam: HtFLlib's; the official script, for CIFAR10, has 10. tau, server_epochs, server_batch,
+        server_lr: of both.
     prototypes: of the `final` model in a pass of its own (the codes, by a slip, take the one from
         before the round's training); further values, `judge` and `weights` (of the mean prototypes)
         as in FedProto.
     """
 
-    lam: NonNegative = 10.0
     prototypes: Literal["last_epoch", "all_epochs", "final"] = "final"
     tau: NonNegative = 100.0
     server_epochs: WholeNumber = 100

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedpfl
+from fedpfl import oracle
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS
-from outside import with_pfllib
-from outside.peers import Comparison, Repair, be_quiet, open_checkout, repair_module
-from outside.problem import (
-    CLASSES,
-    CLIENTS,
-    FEATURES,
-    Models,
-    Problem,
-    name_entries,
-    take_batches_in_order,
-)
+from outside.peers import Comparison, Repair, repair_module
+from outside.plain import Keeper
+from outside.problem import CLASSES, CLIENTS, FEATURES, Models, Problem, name_entries
 
 REPOSITORY = "TsingZ0/HtFLlib"
 ROUNDS = 3
@@ -37,29 +28,12 @@ SAVE = "        save_item(model, self.role, 'model', self.save_folder_name)\n"
 """How a client of HtFLlib keeps its network."""
 
 
-class Perceptron(nn.Module):
-    """A network with hidden layers, whose last layer HtFLlib finds as `fc`."""
-
-    def __init__(self, *hidden: int) -> None:
-        super().__init__()
-        widths = (FEATURES, *hidden)
-        layers: list[nn.Module] = [nn.Flatten()]
-        for width, next_width in zip(widths, hidden, strict=False):
-            layers += [nn.Linear(width, next_width), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
-        self.fc = nn.Linear(widths[-1], CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return what the last layer makes of features."""
-        return self.fc(self.layers(images))
-
-
 class Case(NamedTuple):
     """Say what is compared.
 
     Attributes:
         method: in fedpfl.
-        server: in HtFLlib, MODULE.CLASS.
+        server: in HtFLlib, CLIENT MODULE and CLASS.
         options: of HtFLlib's main program.
         settings: of fedpfl's method.
         prefix: of a network's entries in a personal model; `{part}` is body or head.
@@ -148,7 +122,6 @@ def keep_beginning(method_type: Any) -> Iterator[dict[str, Any]]:
 
 def play_ours(case: Case, problem: Problem) -> list[Models]:
     """Return fedpfl's models after each round."""
-    take_batches_in_order()
     kinds = ", ".join(f"{{name: mlp, hidden: {[*hidden]}}}" for hidden in HIDDEN)
     words = [f"method.{word}" for word in case.settings.split()]
     words += [f"method={case.method}", "model=mixed", f"model.kinds=[{kinds}]"]
@@ -157,32 +130,29 @@ def play_ours(case: Case, problem: Problem) -> list[Models]:
         words.append(f"model.common={{name: mlp, hidden: [{case.common}]}}")
     rest = problem._fill_settings(ROUNDS, [*words, "model.weights", "model.hidden"])
     taken = []
-    for played in fedpfl.rounds(*words, directory=str(problem.folder / "ours"), **rest):
-        state = played._state
-        models: Models = {}
-        for client in range(CLIENTS):
-            models.update(name_entries(f"{client}/", played.personal(client)))
-            own = tree.select(state.client(client), case.extra.values())
-            models.update(name_entries(f"{client}/", dict(tree.items(own))))
-        models.update(name_entries("server/", dict(tree.items(state.server.get("common", {})))))
-        taken.append(models)
+    with oracle.note_loop(oracle.Notes(list)):
+        for played in fedpfl.rounds(*words, directory=str(problem.folder / "ours"), **rest):
+            state = played._state
+            models: Models = {}
+            for client in range(CLIENTS):
+                models.update(name_entries(f"{client}/", played.personal(client)))
+                own = tree.select(state.client(client), case.extra.values())
+                models.update(name_entries(f"{client}/", dict(tree.items(own))))
+            common = dict(tree.items(state.server.get("common", {})))
+            models.update(name_entries("server/", common))
+            taken.append(models)
     return taken
 
 
-class Library(with_pfllib.Library):
+class Library(Keeper, oracle.FlcoreLibrary):
     """Drive a checkout of HtFLlib from where fedpfl began."""
 
     def __init__(self, folder: Path, problem: Problem, case: Case, beginning: Mapping[str, Any]):
-        self.problem, self.case = problem, case
-        self.system = folder / "system"
-        open_checkout(self.system, "h5py")
-        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it keeps whole modules in files
-        importlib.import_module("utils.data_utils").read_data = self._read_data
-        self.files: Any = importlib.import_module("flcore.clients.clientbase")
-        importlib.import_module("flcore.trainmodel.models").Perceptron = Perceptron
-        module, self.server_name = case.server.split(".")
-        self.module = f"flcore.servers.server{module}"
-        repair_module(f"flcore.clients.client{module}", *case.repairs)
+        super().__init__(folder, problem)
+        # A function, which gets the network as `self`.
+        self._split_type.__init__ = lambda *given, **more: self._build(*given, **more)
+        self.case, self.files = case, importlib.import_module("flcore.clients.clientbase")
+        repair_module(f"flcore.clients.client{case.server.split('.')[0]}", *case.repairs)
 
         # ---- Its files, and for each the entries in fedpfl that it begins with.
         kinds = beginning["kinds"]
@@ -207,8 +177,23 @@ class Library(with_pfllib.Library):
             ("Server", "TGP"): ("", maker),
         }
 
-    def _begin(self, folder: str) -> None:
+    def _build(
+        self, model: Any, arguments: Any = None, client: int = 0, _: int = 0, **more: Any
+    ) -> None:
+        """Make a kind of network, or the common one, in HtFLlib's two parts."""
+        nn.Module.__init__(model)
+        hidden = (self.case.common,) if more.get("is_global") else HIDDEN[client % len(HIDDEN)]
+        widths = (FEATURES, *hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width, next_width in zip(widths, hidden, strict=False):
+            layers += [nn.Linear(width, next_width), nn.ReLU()]
+        features = hidden[0] if more.get("is_global") else WIDTH
+        model.base = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(features))
+        model.head = nn.Linear(features, CLASSES)
+
+    def begin(self, server: Any) -> None:
         """Put tensors of fedpfl into those files that there are."""
+        folder = server.save_folder_name
         for (role, item), (_, values) in self.begun.items():
             module = self.files.load_item(role, item, folder)
             if module is not None:
@@ -217,39 +202,13 @@ class Library(with_pfllib.Library):
                     parameter.data = value.clone()
                 self.files.save_item(module, role, item, folder)
 
-    def _snapshot(self, folder: str) -> Models:
-        """Return the networks in the files."""
+    def look(self, server: Any) -> None:
+        """Keep the networks in the files before each round."""
         models: Models = {}
         for (role, item), (owner, names) in self.modules.items():
-            parameters = self.files.load_item(role, item, folder).parameters()
+            parameters = self.files.load_item(role, item, server.save_folder_name).parameters()
             models.update(name_entries(owner, dict(zip(names, parameters, strict=True))))
-        return models
-
-    def play_theirs(self) -> list[Models]:
-        """Train, and return the models after each round."""
-        folder = str(self.problem.folder / "theirs")
-        chosen = {"save_folder_name": folder, "feature_dim": WIDTH, "global_rounds": ROUNDS}
-        arguments = self._arguments({"algorithm": "x", **chosen, **self.case.options})
-        arguments.models = [f"Perceptron(*{hidden})" for hidden in HIDDEN]
-        if self.case.common:
-            arguments.global_model = f"Perceptron({self.case.common})"
-        server_type = getattr(importlib.import_module(self.module), self.server_name)
-        taken: dict[int, Models] = {}
-
-        def take(server: Any) -> None:
-            taken[len(server.Budget)] = self._snapshot(server.save_folder_name)
-
-        # Judging comes before each round, and it plays one more than it is asked for.
-        server_type.evaluate = take
-        server_type.select_clients = lambda server: list(server.clients)
-        server_type.save_results = lambda server: None
-        with be_quiet():
-            torch.manual_seed(0)
-            server = server_type(arguments, 0)
-            server.rs_test_acc = [0]
-            self._begin(server.save_folder_name)
-            server.train()
-        return [taken[number] for number in range(1, ROUNDS + 1)]
+        self.taken[self.round - 1] = models
 
 
 def compare(case: Case) -> Comparison:
@@ -261,7 +220,17 @@ def compare(case: Case) -> Comparison:
             problem = Problem(problem.folder, problem.engine, train_sizes=sizes)
         with keep_beginning(METHODS[case.method]) as beginning:
             ours = play_ours(case, problem)
-        return ours, Library(folder, problem, case, beginning).play_theirs()
+        library = Library(folder, problem, case, beginning)
+        options: dict[str, Any] = {"feature_dim": WIDTH}
+        if case.common:
+            options["global_model"] = "one"
+        return ours, library.play(
+            case.server.split(".")[1],
+            rounds=ROUNDS,
+            prepare=library.begin,
+            **options,
+            **case.options,
+        )
 
     return Comparison(case.method, REPOSITORY, "three kinds", case.undone, play)
 
