@@ -188,9 +188,10 @@ def join_answers(call: Call, answers: Sequence[Any], order: Sequence[int]) -> An
 def keep_common(state: State, participation: Participation) -> Participation:
     """Return a participation without what only clients of one kind have."""
     rows = state.rows
+    private_names = rows.initial["client"].keys() - rows.common["client"]
     private_roles = rows.initial["buffers"].keys() - rows.common["buffers"]
     return participation._replace(
-        client_states=tree.select(participation.client_states, rows.common["client"]),
+        client_states=tree.drop(participation.client_states, private_names),
         buffers=tree.drop(participation.buffers, private_roles),
         updated_buffers=tree.drop(participation.updated_buffers, private_roles),
     )

@@ -618,8 +618,8 @@ def _make_turn_result(
     """Keep a turn's results for the outcome, so that its uploads can be freed."""
     participation = trained.participation
     local_statistics = tree.select(participation.buffers, state.rows.common["buffers"])
-    has_kinds = len(state.rows.initials) > 1
-    private = [state.rows.take_private(client) for client in trained.clients if has_kinds]
+    clients = trained.clients if len(state.rows.initials) > 1 else []
+    private = [*map(state.rows.take_private, clients)]
     rows = {
         "before": participation.before,
         "after": participation.after,

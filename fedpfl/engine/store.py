@@ -184,12 +184,13 @@ class Rows:
 
     def _find_common(self, part: str) -> list[str]:
         """Return the entries of a part that have one form in all kinds."""
-        forms = [
-            {name: tree.specs(entry) for name, entry in row[part].items()} for row in self.initials
-        ]
-        return [
-            name for name in forms[0] if all(form.get(name) == forms[0][name] for form in forms)
-        ]
+        first, *others = [row[part] for row in self.initials]
+
+        def has_one_form(name: str) -> bool:
+            form = tree.specs(first[name])
+            return all(name in row and tree.specs(row[name]) == form for row in others)
+
+        return [*filter(has_one_form, first)]
 
     def is_initial(self, client: int) -> bool:
         """Check whether a client has the initial state that all clients have in common."""
@@ -227,7 +228,7 @@ class Rows:
                 self._add_row(client)
             for part, stacked in rows.items():
                 # In the order of the stored row, which may differ from the given one.
-                row = tree.select(self._row(part, client), stacked)
+                row = {n: entry for n, entry in self._row(part, client).items() if n in stacked}
                 targets += tree.leaves(row)
                 values += tree.leaves(tree.map(lambda _, leaf, at=position: leaf[at], row, stacked))
         # One copy of all leaves takes a GPU one launch in place of hundreds.
