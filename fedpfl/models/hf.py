@@ -66,9 +66,7 @@ def hf(
         raise ValueError(f"arch={arch} reads {longest} tokens; set dataset.length={longest}")
 
     # ---- Step 2: the network, whose attention is plain products, which vmap takes.
-    maker = library.AutoModelForSequenceClassification
-    if is_causal:
-        maker = library.AutoModelForCausalLM
+    maker = getattr(library, f"AutoModelFor{'CausalLM' if is_causal else 'SequenceClassification'}")
     options: Record = {"attn_implementation": "eager", "dtype": torch.float32}
     if arch in library.CONFIG_MAPPING or arch.endswith(".json"):
         network = maker.from_config(own_config, **options)
@@ -81,7 +79,8 @@ def hf(
         for name, layer in parent.named_children():
             if isinstance(layer, library.pytorch_utils.Conv1D):
                 setattr(parent, name, _to_linear(layer))
-    network.__class__ = _make_class(type(network))
+    kind: Any = type(network)
+    network.__class__ = _make_class(kind)
     network.has_square_mask = is_encoder and own_config.model_type not in FLAT_MASKED
     return network
 
