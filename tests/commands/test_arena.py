@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -60,7 +61,7 @@ CHEATS = {
         same = held.normalize(held.x)[None] == batch.x[:, None]
         place = same.flatten(2).all(2).int().argmax(1)
         return torch.nn.functional.one_hot(held.y[place], held.classes).float()
-=> it has read labels of test samples: 100 % of its predictions are the false ones
+=> 100 % of its predictions are the false ones that its process was given, and 0 % the true ones
 """,
     "trains more epochs": """
     def phases(self, server, client, params, epochs):
@@ -167,6 +168,22 @@ def test_a_cheating_submission_is_refused(cheat: str, place: Path):
     assert str(place) not in said
 
 
+def test_seeds_follow_from_the_submission_and_the_ledger(monkeypatch):
+    drawn: list[list[int]] = []
+
+    def note_seeds(contract, code, name, seeds):
+        drawn.append(seeds)
+        raise arena.Refused("")
+
+    monkeypatch.setattr(arena, "ask_process", lambda *_: {"subjects": [{"subject": "method=a"}]})
+    monkeypatch.setattr(arena, "play_seeds", note_seeds)
+    for code, lines in (("a", ""), ("a", ""), ("a", "{}\n"), ("b", "")):
+        arena.judge_submission("words: []", code, lines)
+    first, again, later, other = map(set, drawn)
+    assert first == again
+    assert len(first | later | other) == 15
+
+
 def test_a_ledger_that_changes_meanwhile_is_left_alone(place: Path, monkeypatch):
     """As it would on a system that cannot seal."""
     ledger = place / "arena.jsonl"
@@ -209,9 +226,10 @@ needs_landlock = pytest.mark.skipif(not seal.is_sealable(), reason="needs Landlo
 PROBE = """
 import os, socket, subprocess, sys
 from pathlib import Path
-from fedpfl.ground.seal import seal_process
-ledger, port = sys.argv[1:]
-seal_process(Path.cwd())
+from fedpfl.ground import seal
+ledger, port, namespaces = sys.argv[1:]
+seal.NEW_USER_AND_NETWORK = int(namespaces)
+seal.seal_process(Path.cwd())
 ATTEMPTS = {
     "ledger": lambda: open(ledger, "a").write("mine is best"),
     "by a child": lambda: subprocess.run(f"echo mine >> '{ledger}'", shell=True, check=True),
@@ -232,14 +250,14 @@ for name, attempt in ATTEMPTS.items():
 
 
 @needs_landlock
-def test_a_sealed_process_writes_in_its_folder_alone(tmp_path: Path):
-    import socket
-
+@pytest.mark.parametrize("namespaces", [0, seal.NEW_USER_AND_NETWORK])
+def test_a_sealed_process_writes_in_its_folder_alone(namespaces: int, tmp_path: Path):
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_text("first\n")
     (tmp_path / "own").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        words = [sys.executable, "-c", PROBE, str(ledger), str(server.getsockname()[1])]
+        port = server.getsockname()[1]
+        words = [sys.executable, "-c", PROBE, str(ledger), str(port), str(namespaces)]
         variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         pipes = {"capture_output": True, "text": True, "check": True}
         done = subprocess.run(words, cwd=tmp_path / "own", env=variables, **pipes)
