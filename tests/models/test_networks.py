@@ -142,7 +142,7 @@ text | samples | 9 128 | {IDS} samples of shape [9, 128]
 
 @pytest.mark.parametrize(("name", "kind", "axes", "says"), read_cases(UNFIT, " | "))
 def test_what_a_network_cannot_take_is_refused(name, kind, axes, says):
-    shape = Shape(map(int, axes.split()), kind, "" if kind == "samples" else "npz")
+    shape = Shape(map(int, axes.split()), kind=kind, data_set="" if kind == "samples" else "npz")
     told = one_line(lambda: models.build_network(name, shape, 10, 0))
     assert told == f"model={name}: {says}"
 
