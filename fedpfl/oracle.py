@@ -270,8 +270,7 @@ class Bench(Driver):
         name = name.lower()
         module = importlib.import_module(f"src.server.{name}")
         server_type = {key.lower(): value for key, value in vars(module).items()}[f"{name}server"]
-        self._add_samples()
-        self._add_network()
+        self._add_problem()
         defaults = importlib.import_module("src.utils.constants").DEFAULTS
         options = {key if "." in key else f"{name}.{key}": options[key] for key in options}
         values = self.read_options("flbench", {"method": name, name: {}, **options})
@@ -296,8 +295,8 @@ class Bench(Driver):
             server.train_one_round()
             self.look(server)
 
-    def _add_samples(self) -> None:
-        """Let it find the samples and their split."""
+    def _add_problem(self) -> None:
+        """Let it find the samples, their split and the network."""
         parts = self.problem.parts
         clients = list(range(len(parts)))
         separation = dict.fromkeys(("train", "val", "test"), clients) | {"total": len(clients)}
@@ -312,17 +311,10 @@ class Bench(Driver):
         module.pickle = SimpleNamespace(load=lambda file: partition)
         runtime = SimpleNamespace(runtime=SimpleNamespace(output_dir="."))
         module.HydraConfig = SimpleNamespace(get=lambda: runtime)
-
-    def _add_network(self) -> None:
-        """Let it find the network."""
-        networks = importlib.import_module("src.utils.models")
-
-        def build(model: Any, **_: Any) -> None:
-            networks.DecoupledModel.__init__(model)
-            network = self.problem.make_network()
-            model.base, model.classifier = network.base, network.classifier
-
-        networks.MODELS["mlp"] = type("Model", (networks.DecoupledModel,), {"__init__": build})
+        networks, network = importlib.import_module("src.utils.models"), self.problem.make_network()
+        model = networks.DecoupledModel()
+        model.base, model.classifier = network.base, network.classifier
+        networks.MODELS["mlp"] = lambda **_: copy.deepcopy(model)
 
 
 def open_library(folder: Path, problem: Problem) -> FlcoreLibrary | Bench:
@@ -352,13 +344,27 @@ def measure_differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> d
     return differences
 
 
-def find_parted(ours: Entries, theirs: Entries, places: Iterable[int]) -> tuple[int, str]:
-    """Return the first place where two notes are further apart than rounding, and by how much."""
-    for place in places:
-        for name, difference in measure_differences(ours[place], theirs[place]).items():
-            if difference > LARGEST_ROUNDING:
-                return place, f"{name} by {difference:.2g}"
-    return 0, ""
+def find_parted(ours: Entries, theirs: Entries, place: int) -> str:
+    """Return the first entry of a note that is further apart than rounding, "" without any."""
+    for name, difference in measure_differences(ours[place], theirs[place]).items():
+        if difference > LARGEST_ROUNDING:
+            return f"{name} by {difference:.2g}"
+    return ""
+
+
+def name_hook(number: int, client: int, ours: Notes, theirs: Notes) -> str:
+    """Name the first hook of a client's round where two programs part, "" where they do not."""
+    mine, other = ours[number, client], theirs[number, client]
+    if text := find_parted(mine, other, 0):
+        if find_parted(ours[number, SERVER], theirs[number, SERVER], 0):
+            return f"finish or aggregate of round {number - 1}: {text}"
+        return f"download or start: {text}"
+    if not (text := find_parted(mine, other, -1)):
+        return ""
+    if len(mine) != len(other):
+        return f"phases ({len(mine) - 1} steps here, {len(other) - 1} there): {text}"
+    step = next(place for place in range(len(mine)) if find_parted(mine, other, place))
+    return f"loss of step {step}: {find_parted(mine, other, step)}"
 
 
 def compare_notes(ours: Notes, theirs: Notes) -> tuple[bool, str]:
@@ -367,29 +373,16 @@ def compare_notes(ours: Notes, theirs: Notes) -> tuple[bool, str]:
     Raises:
         FedpflError: They have no entry of one shape.
     """
-    largest = -1.0
-    for number, client in sorted(key for key in ours if key[1] != SERVER):
-        mine, other = ours[number, client], theirs[number, client]
-        for place in (0, -1) if other else ():
-            largest = max(largest, *measure_differences(mine[place], other[place]).values(), -1.0)
-            if largest <= LARGEST_ROUNDING:
-                continue
-            # ---- Which hook that is
-            _, text = find_parted(mine, other, [place])
-            if place == 0:
-                _, at_server = find_parted(ours[number, SERVER], theirs[number, SERVER], [0])
-                hook = "download or start"
-                if at_server:
-                    hook = f"finish or aggregate of round {number - 1}"
-            else:
-                step, step_text = find_parted(mine, other, range(1, min(len(mine), len(other))))
-                hook, text = f"loss of step {step}", step_text or text
-                if len(mine) != len(other):
-                    hook = f"phases ({len(mine) - 1} steps here, {len(other) - 1} there)"
-            return False, f"they part in round {number}, client {client}, {hook}: {text}"
-    if largest < 0:
+    differences: list[float] = []
+    for number, client in sorted(key for key in ours if key[1] != SERVER and theirs[key]):
+        if hook := name_hook(number, client, ours, theirs):
+            return False, f"they part in round {number}, client {client}, {hook}"
+        for place in (0, -1):
+            mine, other = ours[number, client][place], theirs[number, client][place]
+            differences += measure_differences(mine, other).values()
+    if not differences:
         raise FedpflError("the two have no entry of one shape, so nothing can be compared")
-    return True, f"equal to {largest:.0e} over {max(ours)[0]} rounds"
+    return True, f"equal to {max(differences):.0e} over {max(ours)[0]} rounds"
 
 
 # ---- The command

@@ -291,34 +291,19 @@ def rename_entries(owner: str, model: Mapping[str, Tensor]) -> Models:
 
 @contextlib.contextmanager
 def keep_drawn_state(method_type: Any) -> Iterator[dict[str, Any]]:
-    """Let a method of fedpfl put the server state that it draws first into what is yielded."""
+    """Put the parameters that a method of fedpfl begins with, and its server's, into a dict."""
     drawn: dict[str, Any] = {}
     draw = method_type.init
 
-    def draw_and_keep(method: Any, *arguments: Any) -> Any:
-        server, client = draw(method, *arguments)
+    def draw_and_keep(method: Any, params: Mapping[str, Tensor], parts: Any) -> Any:
+        drawn.update({name: entry.detach().clone() for name, entry in params.items()})
+        server, client = draw(method, params, parts)
         drawn.update(server)
         return server, client
 
     method_type.init = draw_and_keep
     yield drawn
     method_type.init = draw
-
-
-@contextlib.contextmanager
-def keep_initial_parameters(method_type: Any) -> Iterator[dict[str, Tensor]]:
-    """Let a method of fedpfl put the parameters that it begins with into what is yielded."""
-    initial: dict[str, Tensor] = {}
-    begin = method_type.init
-
-    def keep_and_begin(method: Any, params: Mapping[str, Tensor], parts: Any) -> Any:
-        for name, tensor in params.items():
-            initial.setdefault(name, tensor.detach().clone())
-        return begin(method, params, parts)
-
-    method_type.init = keep_and_begin
-    yield initial
-    method_type.init = begin
 
 
 def find_largest_difference(ours: Sequence[Models], theirs: Sequence[Models]) -> float:

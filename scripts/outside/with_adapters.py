@@ -33,7 +33,7 @@ from outside.problem import (
     Models,
     NamedLayers,
     Problem,
-    keep_initial_parameters,
+    keep_drawn_state,
     name_entries,
 )
 
@@ -134,7 +134,7 @@ def play_fedalt(folder: Path, problem: Problem) -> Pair:
     """Compare the clients' mixtures, with the others' latest pairs in them."""
     from fedpfl.methods.fedalt import FedALT
 
-    with keep_initial_parameters(FedALT) as initial:
+    with keep_drawn_state(FedALT) as initial:
         ours = problem.play("method=fedalt", *ADAPTER, "adapter.pairs=2", rounds=ROUNDS)
     peer = AltPeer(folder, problem, initial)
     played = []
@@ -256,7 +256,7 @@ def play_lora(
     """Compare the clients' models; each has one of its own there, too."""
     from fedpfl.methods import METHODS
 
-    with keep_initial_parameters(METHODS[method]) as initial:
+    with keep_drawn_state(METHODS[method]) as initial:
         ours = problem.play(f"method={method}", *ADAPTER, rounds=ROUNDS)
     # ---- Step 1: a trainer for each client.
     scope = make_lora_scope(folder)
@@ -322,7 +322,7 @@ def play_sdflora(folder: Path, problem: Problem) -> Pair:
     from fedpfl.methods.sdflora import SDFLoRA
 
     settings = ("method.share=0.5", "method.merge=averaged")
-    with keep_initial_parameters(SDFLoRA) as initial:
+    with keep_drawn_state(SDFLoRA) as initial:
         ours = problem.play("method=sdflora", *ADAPTER, *settings, rounds=ROUNDS)
     # ---- Step 1: the peer's networks and server.
     module = load_file("dual_lora_adapter", folder / "code" / "dual_lora_adapter.py")
@@ -386,7 +386,7 @@ def play_ranked(folder: Path, problem: Problem, method: str, merge: Any, words: 
     if method == "fedex_lora":
         ranks = [RANK] * CLIENTS
         problem = Problem(problem.folder, problem.engine, train_sizes=[48] * CLIENTS)
-    with keep_initial_parameters(METHODS[method]) as initial:
+    with keep_drawn_state(METHODS[method]) as initial:
         ours = problem.play(f"method={method}", *ADAPTER, f"adapter.rank={ranks}", *words.split())
     for models in ours:
         for owner in map(str, range(CLIENTS)):
