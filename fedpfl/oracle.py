@@ -41,6 +41,7 @@ from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.step import PureStep
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.seeding import seeded_process
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.ground.vision import load_torchvision
 from fedpfl.testing.toy import PlaySettings, play_rounds
@@ -121,6 +122,11 @@ class Problem:
 # ---- The libraries' own servers and clients, which change the process that they are in
 
 
+def import_peer(name: str) -> Any:
+    """Import a module of the checkout, whose attributes are replaced."""
+    return importlib.import_module(name)
+
+
 class Driver:
     """Hold what drivers of libraries have in common.
 
@@ -135,7 +141,7 @@ class Driver:
         load_torchvision()
         for name in VALUES.unused:
             with contextlib.suppress(ImportError):
-                importlib.import_module(name)
+                import_peer(name)
             sys.modules.setdefault(name, mock.MagicMock())
         sys.path.insert(0, str(folder))
         load = torch.utils.data.DataLoader
@@ -179,9 +185,9 @@ class FlcoreLibrary(Driver):
 
     def __init__(self, folder: Path, problem: Problem):
         super().__init__(folder / "system", problem)
-        importlib.import_module("utils.data_utils").read_client_data = self._read_samples
-        self._split_type = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
-        clients = importlib.import_module("flcore.clients.clientbase")
+        import_peer("utils.data_utils").read_client_data = self._read_samples
+        self._split_type = import_peer("flcore.trainmodel.models").BaseHeadSplit
+        clients = import_peer("flcore.clients.clientbase")
         self._load_item = getattr(clients, "load_item", None)
         self._scratch = tempfile.TemporaryDirectory()
         torch.load = partial(torch.load, weights_only=False)
@@ -213,20 +219,21 @@ class FlcoreLibrary(Driver):
             setattr(server_type, hook, lambda server, *_, **__: self.look(server))
         server_type.save_results = server_type.save_global_model = lambda server: None
         server_type.select_clients = select
-        torch.manual_seed(0)
-        server = server_type(self._make_arguments(options), 0)
-        server.rs_test_acc = server.rs_test_acc_per = [0]
-        self.prepare(server)
-        for client in [client for client in server.clients if hasattr(client, "train")]:
-            find_model = partial(self._find_model, client)
-            client.train = partial(self.train, client.train, find_model, client.id)
-        server.train()
+        # Its servers shuffle uploads by the process's generators.
+        with seeded_process(0):
+            server = server_type(self._make_arguments(options), 0)
+            server.rs_test_acc = server.rs_test_acc_per = [0]
+            self.prepare(server)
+            for client in [client for client in server.clients if hasattr(client, "train")]:
+                find_model = partial(self._find_model, client)
+                client.train = partial(self.train, client.train, find_model, client.id)
+            server.train()
 
     def _find_server_type(self, name: str) -> Any:
         """Import the class. Raises FedpflError where no file defines it."""
         for file in self.folder.glob("flcore/servers/*.py"):
             if f"class {name}(" in file.read_text():
-                return getattr(importlib.import_module(f"flcore.servers.{file.stem}"), name)
+                return getattr(import_peer(f"flcore.servers.{file.stem}"), name)
         raise FedpflError(f"no file of {self.folder}/flcore/servers has a class {name}")
 
     def _make_arguments(self, options: dict[str, Any]) -> Any:
@@ -268,13 +275,13 @@ class Bench(Driver):
         """
         # ---- Step 1: the server, as its modules know the problem
         name = name.lower()
-        module = importlib.import_module(f"src.server.{name}")
+        module = import_peer(f"src.server.{name}")
         server_type = {key.lower(): value for key, value in vars(module).items()}[f"{name}server"]
         self._add_problem()
-        defaults = importlib.import_module("src.utils.constants").DEFAULTS
+        defaults = import_peer("src.utils.constants").DEFAULTS
         options = {key if "." in key else f"{name}.{key}": options[key] for key in options}
         values = self.read_options("flbench", {"method": name, name: {}, **options})
-        arguments = importlib.import_module("src.utils.functional").parse_args(
+        arguments = import_peer("src.utils.functional").parse_args(
             OmegaConf.merge(defaults, values),
             name,
             getattr(server_type, "get_hyperparams", None),
@@ -305,13 +312,13 @@ class Bench(Driver):
         dataset: Any = torch.utils.data.TensorDataset(self.problem.images, self.problem.labels)
         dataset.data, dataset.targets = dataset.tensors
         dataset.train = dataset.eval = lambda: None
-        importlib.import_module("data.utils.datasets").DATASETS["mnist"] = lambda **_: dataset
-        module = importlib.import_module("src.server.fedavg")
+        import_peer("data.utils.datasets").DATASETS["mnist"] = lambda **_: dataset
+        module = import_peer("src.server.fedavg")
         module.open = lambda *_: io.StringIO('{"split": "sample"}')
         module.pickle = SimpleNamespace(load=lambda file: partition)
         runtime = SimpleNamespace(runtime=SimpleNamespace(output_dir="."))
         module.HydraConfig = SimpleNamespace(get=lambda: runtime)
-        networks, network = importlib.import_module("src.utils.models"), self.problem.make_network()
+        networks, network = import_peer("src.utils.models"), self.problem.make_network()
         model = networks.DecoupledModel()
         model.base, model.classifier = network.base, network.classifier
         networks.MODELS["mlp"] = lambda **_: copy.deepcopy(model)

@@ -148,18 +148,13 @@ def make_table() -> str:
     for repository, commit in COMMITS.items():
         rows = [row for row in read_results() if row["repository"] == repository]
         differences = [
-            float(row[engine]) for row in rows for engine in ENGINES if is_number(row[engine])
+            float(row[engine]) for row in rows for engine in ENGINES if row[engine][:1].isdigit()
         ]
         link = f"[{repository}](https://github.com/{repository}/tree/{commit})"
         methods = ", ".join(dict.fromkeys(row["method"] for row in rows))
         largest = format_result(str(max(differences))) if differences else ""
         table.append((link, methods, largest))
     return markdown(("public code, at its commit", "methods", "largest difference"), table)
-
-
-def is_number(text: str) -> bool:
-    """Return whether a result is a difference, not a reason."""
-    return text[:1].isdigit()
 
 
 def write_page() -> None:

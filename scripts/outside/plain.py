@@ -27,16 +27,7 @@ class Keeper:
         cohorts: Sequence[Sequence[int]] = (),
         **options: Any,
     ) -> list[Models]:
-        """Train, and return the models after each round.
-
-        Args:
-            name: of the server's class or the method.
-            snapshot: what to keep of the server; None: what the driver keeps.
-            rounds: how many.
-            prepare: is given the server before the first round.
-            cohorts: who takes part in each round; (): everybody.
-            options: of the method there.
-        """
+        """Train, and return the models after each round; a snapshot takes them of the server."""
         self.cohorts = [*map(list, cohorts or [range(CLIENTS)] * rounds)]
         self.taken = {}
         self.snapshot, self.prepare = snapshot or type(self).snapshot, prepare

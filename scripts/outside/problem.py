@@ -111,15 +111,17 @@ class ConvolvedNet(nn.Module):
         return self.classifier(self.base(images))
 
 
+WORDS = (
+    f"dataset=npz dataset.mean=[0.0] dataset.std=[1.0] dataset.classes={CLASSES} clients={CLIENTS}"
+    f" partition=file participation=1 local.epochs={EPOCHS} local.batch_size={BATCH} seed={SEED}"
+    " local.momentum=0.0 eval.every=1 device=cpu"
+)
+
+
 class Problem(oracle.Problem):
     """Hold the samples, their split and the initial network.
 
-    Attributes:
-        folder: where fedpfl reads them.
-        engine: by which fedpfl plays, loop or batched.
-        side: of the images; more than 8: digits beside each other.
-        is_convolved: whether the network has convolutions and BatchNorm.
-        layout: of images and convolutions in memory.
+    Of more than 8 pixels a side are digits beside each other; a convolved network has BatchNorm.
     """
 
     def __init__(
@@ -145,10 +147,7 @@ class Problem(oracle.Problem):
         torch.save(
             {NAMES.get(name, name): initial[name] for name in initial}, folder / "initial.pt"
         )
-        words = ["method=fedavg"]
-        for key, value in self._fill_settings(2, ()).items():
-            words += overrides.format_words(key, value)
-        config = compose_choice("the problem", words)
+        config = compose_choice("the problem", self._list_words(2, ["method=fedavg"]))
         super().__init__(build_run(check_config(escape_interpolations(config))))
 
     def make_network(self) -> Any:
@@ -178,53 +177,30 @@ class Problem(oracle.Problem):
         return [size / sum(sizes) for size in sizes]
 
     def play(self, *settings: str, rounds: int = 2) -> list[Models]:
-        """Train with fedpfl, and return the models after each round.
-
-        Args:
-            settings: of the method, as on the command line.
-            rounds: how many.
-        """
-        rest = self._fill_settings(rounds, settings)
+        """Train with fedpfl by these settings, and return the models after each round."""
+        words = self._list_words(rounds, settings)
         folder = tempfile.mkdtemp(dir=self.folder)
         with oracle.note_loop(oracle.Notes(list)):
-            played_rounds = fedpfl.rounds(*settings, directory=f"{folder}/run", **rest)
-            return [gather_models(played) for played in played_rounds]
+            return [*map(gather_models, fedpfl.rounds(*words, directory=f"{folder}/run"))]
 
     def play_to_the_end(self, *settings: str, rounds: int) -> Any:
         """Train with fedpfl, and return the run."""
-        rest = self._fill_settings(rounds, settings)
+        words = self._list_words(rounds, settings)
         folder = tempfile.mkdtemp(dir=self.folder)
         with oracle.note_loop(oracle.Notes(list)):
-            return fedpfl.run(*settings, directory=f"{folder}/run", progress=False, **rest)
+            return fedpfl.run(*words, directory=f"{folder}/run", progress=False)
 
-    def _fill_settings(self, rounds: int, settings: Sequence[str]) -> dict[str, Any]:
-        """Return what the settings do not say."""
-        common = {
-            "dataset": "npz",
-            "dataset.path": str(self.folder / "digits.npz"),
-            "dataset.mean": [0.0],
-            "dataset.std": [1.0],
-            "dataset.classes": CLASSES,
-            "partition": "file",
-            "partition.path": str(self.folder / "split.json"),
-            "clients": CLIENTS,
-            "participation": 1,
-            "rounds": rounds,
-            "local.epochs": EPOCHS,
-            "local.batch_size": BATCH,
-            "local.lr": CONVOLVED_RATE if self.is_convolved else LEARNING_RATE,
-            "local.momentum": 0.0,
-            "eval.every": 1,
-            "model": "fedspu_emnist" if self.is_convolved else "mlp",
-            "model.weights": str(self.folder / "initial.pt"),
-            "device": "cpu",
-            "seed": SEED,
-            "engine": self.engine,
-        }
-        if not self.is_convolved:
-            common["model.hidden"] = [HIDDEN]
+    def _list_words(self, rounds: int, settings: Sequence[str]) -> list[str]:
+        """Return the settings and what they do not say."""
+        model = f"model=mlp model.hidden=[{HIDDEN}] local.lr={LEARNING_RATE}"
+        if self.is_convolved:
+            model = f"model=fedspu_emnist local.lr={CONVOLVED_RATE}"
+        words = f"{WORDS} {model} rounds={rounds} engine={self.engine}".split()
+        files = {"dataset.path": "digits.npz", "partition.path": "split.json"}
+        for key, name in {**files, "model.weights": "initial.pt"}.items():
+            words += overrides.format_words(key, str(self.folder / name))
         named = {setting.partition("=")[0] for setting in settings}
-        return {key: value for key, value in common.items() if key not in named}
+        return [*settings, *(word for word in words if word.partition("=")[0] not in named)]
 
 
 def deal_digits(

@@ -43,4 +43,4 @@ def _read_split(file: Path) -> Record:
     with explained, zipfile.ZipFile(file) as archive, archive.open("data.npy") as content:
         np.lib.format.read_magic(content)
         np.lib.format.read_array_header_1_0(content)
-        return PlainUnpickler(content).load().item()  # type: ignore[arg-type]
+        return PlainUnpickler(content).load().item()
