@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from fedpfl.ground import tree
 from fedpfl.ground.ranges import NonNegative
 from fedpfl.methods.local_only import LocalOnly
 from fedpfl.methods.shared.method import flag
@@ -39,14 +40,8 @@ class FD(LocalOnly):
         _, client = super().init(params, parts)
         zeros = params[parts.head_weight].new_zeros(parts.classes, parts.classes)
         never = flag(params).long()
-        server = {
-            "sum": zeros,
-            "count": zeros[0],
-            "heard": never.expand(parts.classes).clone(),
-            "played": never,
-        }
-        is_present = torch.zeros_like(zeros[0], dtype=torch.bool)
-        return server, {**client, "mean": zeros, "present": is_present, "heard": never}
+        server = {"sum": zeros, "count": zeros[0], "heard": zeros[0].long(), "played": never}
+        return server, {**client, "mean": zeros, "present": zeros[0] > 0, "heard": never}
 
     def prepare(self, server, client):
         """Lay the teacher's outputs over the client's state, and for which classes it has any."""
@@ -68,10 +63,9 @@ class FD(LocalOnly):
         logits = net(params, batch.x)
         log_probabilities = logits.log_softmax(1)
         loss = batch.loss(logits)
-        if self.lam:
-            distillation = -(client["teacher"][batch.y] * log_probabilities).sum(1)
-            is_taught = client["taught"][batch.y]
-            loss = loss + self.lam * batch.mean(torch.where(is_taught, distillation, 0.0))
+        distillation = -(client["teacher"][batch.y] * log_probabilities).sum(1)
+        distillation = torch.where(client["taught"][batch.y], distillation, 0.0)
+        loss = loss + self.lam * batch.mean(distillation)
         outputs = logits if self.outputs == "logits" else log_probabilities.exp()
         return loss, {"outputs": outputs.detach(), "y": batch.y}
 
@@ -84,23 +78,19 @@ class FD(LocalOnly):
 
     def finish(self, server, client, start, params):
         """Send the mean outputs up; keep them, and the network."""
-        return mask_absent(client), {
-            **client,
-            "model": params,
-            "heard": server["played"] + 1,
-        }
+        now = server["played"] + 1
+        return mask_absent(client), {**client, "model": params, "heard": now}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Add up the outputs of each class; one that nobody had keeps its sum."""
         is_present = flags_of_present(uploads)
         count = is_present.sum(0)
         sums = torch.where(is_present[:, :, None], uploads.values["mean"], 0.0).sum(0)
-        is_new = count > 0
         played = server["played"] + 1
-        server = {
-            "sum": torch.where(is_new[:, None], sums, server["sum"]),
-            "count": torch.where(is_new, count.to(server["count"]), server["count"]),
-            "heard": torch.where(is_new, played, server["heard"]),
-            "played": played,
+        new = {
+            "sum": sums,
+            "count": count.to(server["count"]),
+            "heard": played.expand_as(count),
         }
-        return server, clients
+        latest = tree.by_row(count > 0, new, tree.select(server, new))
+        return {**latest, "played": played}, clients

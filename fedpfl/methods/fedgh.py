@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 
 from fedpfl.ground.ranges import Count, Positive, WholeNumber
 from fedpfl.methods.shared.by_name import PersonalByName
-from fedpfl.methods.shared.prototypes import find_prototypes, fit_to_uploads, mask_absent
+from fedpfl.methods.shared.prototypes import average_by_class, fit_to_uploads, mask_absent
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class FedGH(PersonalByName):
     def after_training(self, server, client, net, params, shard, aux):
         """Return the mean features of the client's classes."""
         head_weight = next(iter(server.values()))
-        return find_prototypes(net, params, shard, len(head_weight))
+        z = shard.features(net, params)
+        return average_by_class(z, shard.data.y, torch.zeros_like(head_weight))
 
     def finish(self, server, client, start, params):
         """Send the prototypes up, keep the body."""

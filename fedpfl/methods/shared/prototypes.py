@@ -10,15 +10,7 @@ from torch import Generator, Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Masked, Tree
-from fedpfl.methods.shared.batch import Shard
 from fedpfl.methods.shared.gaussian import class_means
-from fedpfl.models import Bound
-
-
-def find_prototypes(net: Bound, params: Tree, shard: Shard, classes: int) -> dict[str, Tensor]:
-    """Return the mean features of a client's classes, and which classes it has."""
-    z = shard.features(net, params)
-    return average_by_class(z, shard.data.y, z.new_zeros(classes, z.shape[1]))
 
 
 def average_by_class(z: Tensor, y: Tensor, zeros: Tensor) -> dict[str, Tensor]:
