@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fedpfl import board, tune
-from fedpfl.config import overrides
+from fedpfl.config import overrides, plugins
 from fedpfl.methods import METHODS
 from fedpfl.report.load import runs
 from fedpfl.runner.search import SearchResult, search_results
@@ -181,7 +181,10 @@ def test_a_submitted_row_is_verified_from_its_folder_alone(made, capsys, tmp_pat
     mine.unlink()
     assert board.main() == 0
     assert "FedPer, skewed: Digits, Dir(0.1): equal" in capsys.readouterr().out
-    assert "halfway" in METHODS  # a plugin's row could be verified too
+    # ---- A plugin's row can be verified too.
+    plugins.load_plugins([])
+    board.read_command_line(line[2:])
+    assert "halfway" in METHODS
 
 
 STRANGE = """
