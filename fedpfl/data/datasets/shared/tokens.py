@@ -84,5 +84,5 @@ def encode_tokens(texts: Sequence[str], path: Path, length: int) -> TokenIds:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return what a file of the tokenizer's folder says, {} if it is absent."""
+    """Read a file of the tokenizer's folder; {} if it is absent."""
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
