@@ -80,11 +80,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     labels = label_columns(label)
     facts = [*labels, *filter(None, (by, together))]
     kind = _check_columns(splits, inputs, categories, facts)
-    if bool(tokenizer or task is NEXT_TOKEN) and not (kind == "texts" and tokenizer):
-        raise FedpflError(
-            "task=next_token needs dataset.tokenizer, which is for texts; name a tokenizer.json, "
-            f"and a column of texts as dataset.input, which now holds {kind}"
-        )
+    _require_tokens(task, tokenizer, kind)
     options = ReadOptions(labels, categories, by, together, task=task, missing=missing)
     columns = facts or [*inputs]
     if kind == "numbers":
@@ -99,8 +95,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
             token_facts = {"pad": tokens.pad, "vocabulary": tokens.vocabulary}
             x = _split_rows(tokens.ids, splits)
             if task is NEXT_TOKEN:
-                labels_by_part = _split_rows(tokens.next_ids, splits)
-                parts = [replace(part, y=y) for part, y in zip(parts, labels_by_part, strict=True)]
+                token_facts["y"] = tokens.next_ids
         elif kind == "texts":
             x = _read_texts(splits, inputs, vocabulary, length)
         else:
@@ -130,6 +125,15 @@ def _open_configured(options: Values) -> list[Split]:
 
 
 # ---- Columns
+
+
+def _require_tokens(task: Task, tokenizer: Path | None, kind: str) -> None:
+    """Raise FedpflError where tokens are asked for, and there are no texts or no tokenizer."""
+    if bool(tokenizer or task is NEXT_TOKEN) and not (kind == "texts" and tokenizer):
+        raise FedpflError(
+            "task=next_token needs dataset.tokenizer, which is for texts; name a tokenizer.json, "
+            f"and a column of texts as dataset.input, which now holds {kind}"
+        )
 
 
 def _check_columns(

@@ -128,7 +128,7 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
     if options.task is CLASSIFICATION:
         y = table[labels[0]].to_numpy()
     elif options.task is NEXT_TOKEN:
-        y = np.zeros(len(table))  # which those of the texts replace
+        y = np.zeros((len(table), 1), np.int64)  # which those of the texts replace
     else:
         y = np.stack([read_numbers(table[name], origin, is_label=True) for name in labels], 1)
     return Part(
