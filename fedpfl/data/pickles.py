@@ -28,14 +28,14 @@ MAKERS: dict[str, Any] = {
         data, dtype
     ).reshape(shape, order=order),
 }
-"""All that a pickle may name, and what stands for it."""
+"""Stand-ins for all names that a pickle may have."""
 
 
 class PlainUnpickler(pickle.Unpickler):
     """Make arrays and plain containers alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name. Raises UnpicklingError for one that could run code."""
+        """Return the stand-in for a name. Raises UnpicklingError for one that could run code."""
         full_name = f"{module}.{name}".replace("numpy._core", "numpy.core")
         if full_name not in MAKERS:
             raise pickle.UnpicklingError(f"it wants {full_name}, which could run code")
