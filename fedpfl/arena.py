@@ -48,6 +48,7 @@ CHOSEN_WORD = re.compile(r"\b(?:method\.\w+|local\.lr|quantile\.q)=[\w.+-]+", re
 """A word that a search may choose; a stranger's process answers with it."""
 BLATANT_SHARE = 90
 """Percent of false labels that no honest method predicts."""
+# Sealed before anything imports torch, which starts threads.
 SCRIPT = """import sys
 from fedpfl.ground.seal import is_sealable, seal_process
 folder = sys.argv.pop(1)
@@ -108,6 +109,7 @@ def add_submission(contract: str, code: str, ledger: Path) -> int:
     """Judge a submission and append its line to a ledger; return the exit status."""
     lines = ledger.read_text() if ledger.exists() else ""
     entry = judge_submission(contract, code, lines)
+    # By another judge, or by a submission on a system that cannot seal.
     if lines != (ledger.read_text() if ledger.exists() else ""):
         raise FedpflError(f"{ledger} has changed while the submission ran; nothing was added")
     with ledger.open("a") as file:
@@ -121,12 +123,13 @@ def add_submission(contract: str, code: str, ledger: Path) -> int:
 
 
 def verify_ledger(ledger: Path) -> int:
-    """Judge each submission of a ledger again; return 0 if all lines are equal, else 1."""
+    """Judge a ledger's submissions again; return 0 if all lines are equal, else 1."""
     status, lines = 0, ""
     for number, line in enumerate(ledger.read_text().splitlines(), 1):
         entry = json.loads(line)
         new_entry = judge_submission(entry["contract"], entry["code"], lines)
         answer.add_facts(entries=[new_entry])
+        # Not the new line: so each edit shows where it is, and in the digest of the next line.
         lines += f"{line}\n"
         names = {**entry, **new_entry}.keys() - {"versions", "sealed"}
         differences = sorted(name for name in names if entry.get(name) != new_entry.get(name))
@@ -151,6 +154,7 @@ def judge_submission(contract_text: str, code: str, lines: str) -> Record:
         print_notice("this system cannot seal the processes of a submission (docs/arena.md)")
     contract = build_dataclass(Contract, yaml.safe_load(contract_text), "contract")
     digest, previous = _digest_text(code), _digest_text(lines)
+    # Below 2**28, which all generators take.
     keys = range(contract.seeds)
     seeds = [int(_digest_text(f"{digest} {previous} {key}")[:7], 16) for key in keys]
     entry: Record = {
@@ -164,7 +168,7 @@ def judge_submission(contract_text: str, code: str, lines: str) -> Record:
 
     # ---- Step 2: promises, then both sides with each seed.
     try:
-        subjects = ask_process(code, "check", "submission.py")["subjects"]
+        subjects = ask_process(code, ["check", "submission.py"])["subjects"]
         kind, _, name = subjects[0]["subject"].partition("=")
         if len(subjects) > 1 or kind != "method":
             raise Refused("a submission adds one method, and nothing beside it")
@@ -187,19 +191,23 @@ def judge_submission(contract_text: str, code: str, lines: str) -> Record:
 
 def play_seeds(contract: Contract, code: str, name: str, seeds: Sequence[int]) -> Iterator[Record]:
     """Yield the runs of both sides for each seed, by method. Raises Refused."""
+    # ---- Step 1: the words of both sides, searched for on equal terms.
     sides: dict[str, list[str]] = {}
     for method, plugins in ((contract.baseline, "[]"), (name, "[submission.py]")):
         words = [f"method={method}", f"plugins={plugins}", *COMMON_WORDS, *contract.words]
         if contract.trials:
             search_words = (f"trials={contract.trials}", "seeds=1", "hydra.sweep.dir=tuned")
-            (table,) = ask_process(code, "tune", *words, *search_words)["tables"]
+            (table,) = ask_process(code, ["tune", *words, *search_words])["tables"]
+            # Other words could give it more rounds.
             words += CHOSEN_WORD.findall(table["rows"][0]["chosen"])
         sides[method] = words
+
+    # ---- Step 2: a process for each run, so that none remembers another.
     for seed in seeds:
         federation = read_federation([*sides[contract.baseline], f"seed={seed}"])
         row: Record = {"seed": seed}
         for method, words in sides.items():
-            (run,) = ask_process(code, "arena", "play", *words, f"seed={seed}")["plays"]
+            (run,) = ask_process(code, ["arena", "play", *words, f"seed={seed}"])["plays"]
             row[method] = score_predictions(run, federation)
         for budget in ("bits", "flops"):
             share = row[name][budget] / row[contract.baseline][budget]
@@ -208,17 +216,19 @@ def play_seeds(contract: Contract, code: str, name: str, seeds: Sequence[int]) -
         yield row
 
 
-def ask_process(code: str, *words: str) -> Record:
+def ask_process(code: str, words: Sequence[str]) -> Record:
     """Run a command in a new process and folder, which is then removed. Raises Refused."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "submission.py").write_text(code)
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, folder, *words, "--json"],
+            # Nothing that it leaves is found by the next one.
             cwd=folder,
             env={"FEDPFL_DATA": os.path.abspath("data"), **os.environ, "TMPDIR": folder},
             capture_output=True,
         )
     try:
+        # A submission may print, too; the answer is the last line.
         facts: Record = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         raise Refused("its process died without an answer") from None
@@ -227,7 +237,7 @@ def ask_process(code: str, *words: str) -> Record:
     return facts
 
 
-# ---- a run whose process does not have the labels of test samples
+# ---- a run in a process without the labels of test samples
 
 
 def play_blindly(words: Sequence[str]) -> int:
@@ -235,6 +245,7 @@ def play_blindly(words: Sequence[str]) -> int:
 
     They are of fine-tuned models if the run fine-tunes any.
     """
+    # This process plays one run, so nothing has to be put back.
     config_run.deal_data = deal_blindly
     run = library.run(*words, directory="run", progress=False)
     columns = run.rounds.drop(columns=["seconds", "eval_seconds"])
@@ -266,6 +277,7 @@ def falsify_labels(federation: Federation) -> Tensor:
     labels, indices = federation.y.clone(), torch.cat(federation.test)
     digest = _digest_text(str(labels.tolist()))
     generator = torch.Generator().manual_seed(int(digest[:15], 16))
+    # Never 0: a false label is another class, and honest predictions seldom hit it.
     shift = torch.randint(1, federation.classes, indices.shape, generator=generator)
     labels[indices] = (labels[indices] + shift) % federation.classes
     return labels

@@ -421,6 +421,7 @@ def submit_row(identity_prefix: str, command: BoardCommand) -> int:
         FedpflError: if no such row exists, or the suite makes another.
     """
     rows = find_row(identity_prefix, command)
+    # Else the receiver would be the first to hear that words are missing.
     compose_row(rows[0], command)
     folder = command.folder / "submit" / rows[0]["identity"]
     folder.mkdir(parents=True, exist_ok=True)

@@ -68,6 +68,7 @@ def make_card(subject: Subject, roots: Sequence[str] = ()) -> Record:
     """Gather the facts about a method. Raises FedpflError if there are folders without its runs."""
     # ---- Step 1: what its class says, and does on the tiny federation.
     method_name, method = subject.name, METHODS[subject.name]
+    # A plugin needs neither data nor runs for this.
     trial: Any = make_trial(subject)
     title = METHOD_TITLES.get(method_name) or method.title or method.__name__
     hooks = [name for name in hook_names() if getattr(method, name) is not getattr(Method, name)]
@@ -98,6 +99,7 @@ def make_card(subject: Subject, roots: Sequence[str] = ()) -> Record:
 
 def read_results(file_name: str, name: str) -> list[Record]:
     """Return a method's rows of a file of results."""
+    # Small files, read anew for each card.
     rows = pd.read_csv(RESULTS / file_name)
     return rows[rows["method"] == name].to_dict("records")
 
@@ -105,6 +107,7 @@ def read_results(file_name: str, name: str) -> list[Record]:
 def list_runs(name: str, roots: Sequence[str]) -> list[Record]:
     """Describe a method's configurations in folders of runs, beside the baselines there."""
     found_runs = runs(*map(Path, roots))
+    # The baselines' runs alone make no card.
     if name not in [run.method_name for run in found_runs]:
         raise no_runs_error([*map(Path, roots)])
     run_groups = groups(found_runs)

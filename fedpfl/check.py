@@ -147,6 +147,7 @@ def _print_verdicts(subject: Subject, trial: Trial, is_quick: bool) -> int:
             verdicts.append({"promise": promise.title, "verdict": word, "faults": told_faults})
             # The next promise may take a minute.
             print(f"  {word:6}{promise.title}", flush=True)
+            # A program is told the last one.
             if word == "WRONG":
                 answer.last_error[:] = [f"{subject}: {promise.title}: {told_faults[0]}"]
             for fault in told_faults:
