@@ -7,14 +7,17 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, FedAvg, FedAvgByKind
+from fedpfl.methods import FD, METHODS, FedAvg, FedAvgByKind
 from fedpfl.models import Mixed, MixedNet, build_kinds, build_network
 from tests.conftest import (
     CLASSES,
+    COHORTS,
+    assert_same,
     build_method,
     keep_only,
     make_federation,
     record_rounds,
+    tiny,
 )
 
 KINDS = [0, 1, 2, 2, 1, 0, 0, 2, 1, 0]
@@ -69,3 +72,12 @@ def test_a_common_network_is_asked_for_in_one_line(name):
         net = build(common=7)
         with pytest.raises(FedpflError, match="7 features, and clients' networks 6"):
             METHODS[name]().init(net.params, net.parts)
+
+
+def test_fd_a_class_that_no_client_of_a_cohort_has_keeps_its_outputs():
+    """Clients 1 and 8 lack the third class."""
+    states = record_rounds(FD(), tiny(), make_federation(), [COHORTS[0], [1, 8]])[0]
+    first, second = (state.server for state in states[1:])
+    assert second["heard"].tolist() == [2, 2, 1, 2, 2]
+    assert_same(first["sum"][2], second["sum"][2])
+    assert first["count"][2] == second["count"][2] > 0
