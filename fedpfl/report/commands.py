@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from fedpfl.ground.dotted import flatten_keys
-from fedpfl.ground.records import Values
+from fedpfl.ground.records import Record, Values
 from fedpfl.report.names import read_yaml
 
 _CONF = Path(__file__).parents[1] / "conf"
@@ -26,6 +26,7 @@ def find_words(config: Values) -> list[str]:
     for entry in defaults.pop("defaults"):
         if isinstance(entry, dict):
             names |= entry
+    _apply_data_set(str(config["dataset"].get("name")), names, defaults)
     choices = []
     values = []
     for group, options in config.items():
@@ -43,6 +44,22 @@ def find_words(config: Values) -> list[str]:
             if key != f"{group}.name" and expected.get(key) != value:
                 values.append(f"{key}={_format_value(value)}")
     return [*choices, *values]
+
+
+def _apply_data_set(data_set: str, names: dict[str, str], defaults: Record) -> None:
+    """Put what comes with a data set in the place of the defaults that hold with another."""
+    folder = _CONF / "dataset"
+    for path in (folder / f"{data_set}.yaml", folder / "own" / f"{data_set}.yaml"):
+        values = read_yaml(path) if path.exists() else {}
+        for entry in values.get("defaults", []):
+            if isinstance(entry, dict):
+                for override, choice in entry.items():
+                    group = override.removeprefix("override /").partition("@")[0]
+                    names[group] = choice
+        if path.parent.name == "own":
+            # Such as the number of clients, which it counts: the run's own is always told.
+            for key in values:
+                defaults.pop(key, None)
 
 
 def _format_value(value: Any) -> str:

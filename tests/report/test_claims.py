@@ -189,6 +189,7 @@ def test_power_of_the_runs_at_hand(root: Path) -> None:
         (*TINY, "method=ditto", "method.lam=0.5", "partition.alpha=0.3", "augment.crop=2"),
         ("method=fedspu", "model.hidden=[8,4]", "model=mlp", "eval.finetune_epochs=1"),
         ("experiment=fedobp/paper", "method=fedobp", "dataset=fmnist", "local.clip=1.5"),
+        ("dataset=sites", "dataset.path=.", "partition=dirichlet", "clients=100"),
     ],
 )
 def test_the_words_of_a_run_make_its_configuration(words):
