@@ -186,6 +186,7 @@ def test_memory_of_a_later_phase_leaves_the_graphs_of_another(federation):
 
 
 SETTINGS = {
+    "plain": Local(2, 16, 0.05),
     "momentum": Local(1, 16, 0.05, momentum=0.7),
     "all": Local(1, 16, 0.05, momentum=0.7, nesterov=True, weight_decay=0.01, clip=0.5),
     "schedule": Local(None, 16, 0.05, steps=7, decay=0.5),
@@ -226,6 +227,7 @@ SCRIPTED = [
     ("fedselect", "adam", "mlp", True),
     ("ditto", "all", "mlp", True),  # its loss looks at the server and the client
     ("fedselect", "all", "mlp", True),  # masks
+    ("fedselect", "plain", "mlp", True),  # phases of one form, which move other leaves
     ("scaffold", "momentum", "norm", True),  # gradients change the client's state
     ("pfedfda", "momentum", "mlp", True),  # its losses keep features
     ("fedcp", "momentum", "mlp", True),  # each sample has numbers of its own

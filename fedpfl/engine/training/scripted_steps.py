@@ -135,7 +135,9 @@ class ScriptedSteps:
             shape = leaf.shape[1:] if name.startswith("samples.") else leaf.shape
             forms.append((name, shape, leaf.stride(), leaf.dtype))
         keeps = (job.plan.by_sample, job.wants_records)
-        return hooks, settings, adam, keeps, tuple(forms)
+        # Two phases may have trees of one form, and move other leaves of them.
+        moving = (tuple(self._step.trainable.indices), tuple(self._state.masks))
+        return hooks, settings, adam, keeps, moving, tuple(forms)
 
 
 def make_scripted_steps(
