@@ -42,10 +42,10 @@ from fedpfl.testing.trials import (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print, for each choice, a line for each promise; return the exit status."""
-    return run_guarded(__doc__, sys.argv[1:] if arguments is None else arguments, _check_words)
+    return run_guarded(__doc__, sys.argv[1:] if arguments is None else arguments, _print_checks)
 
 
-def _check_words(arguments: Sequence[str]) -> int:
+def _print_checks(arguments: Sequence[str]) -> int:
     arguments = check_words(arguments, ("--quick",), "fedpfl check --help tells what it takes")
     target, *values = [word for word in arguments if word != "--quick"] or [""]
     threads = torch.get_num_threads()

@@ -94,7 +94,7 @@ def note_loop(notes: Notes) -> Iterator[None]:
 
 
 class Problem:
-    """Hold what both sides train on: the samples, clients and network of a run.
+    """Hold the samples, clients and network that both sides train on.
 
     Attributes:
         parts: For each client its samples' numbers, by split.
@@ -123,12 +123,12 @@ class Problem:
 
 
 def import_peer(name: str) -> Any:
-    """Import a module of the checkout, whose attributes are replaced."""
+    """Import a module of the checkout, to replace its attributes."""
     return importlib.import_module(name)
 
 
 class Driver:
-    """Hold what drivers of libraries have in common.
+    """Hold the common parts of all libraries' drivers.
 
     Args:
         folder: Of the modules that are imported.
@@ -167,7 +167,7 @@ class Driver:
     def train(
         self, train: Callable[..., Any], find_model: Callable[[], Any], client: int, *inputs: Any
     ) -> Any:
-        """Have a client train, and note what its optimizers step and its model in the end."""
+        """Let a client train, and note each step's parameters and the final model."""
 
         def note(optimizer: Any, *_: Any) -> None:
             entries = [entry for group in optimizer.param_groups for entry in group["params"]]
@@ -181,7 +181,7 @@ class Driver:
 
 
 class FlcoreLibrary(Driver):
-    """Drive PFLlib, or HtFLlib, whose models lie in files."""
+    """Drive PFLlib, or HtFLlib, which has its models in files."""
 
     def __init__(self, folder: Path, problem: Problem):
         super().__init__(folder / "system", problem)
@@ -325,7 +325,7 @@ class Bench(Driver):
 
 
 def open_library(folder: Path, problem: Problem) -> FlcoreLibrary | Bench:
-    """Return the driver of a checkout. Raises FedpflError where it is none that is known."""
+    """Return the driver of a checkout. Raises FedpflError for an unknown library."""
     if (folder / "system" / "flcore").is_dir():
         return FlcoreLibrary(folder, problem)
     if (folder / "src" / "server").is_dir():
@@ -337,7 +337,7 @@ def open_library(folder: Path, problem: Problem) -> FlcoreLibrary | Bench:
 
 
 def measure_differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
-    """Measure how far their entries are from ours of one shape, by the name of the nearest."""
+    """Measure their entries' distance from the nearest of ours in shape, by its name."""
     differences: dict[str, float] = {}
     for entry in theirs.values():
         distances = {}
@@ -352,7 +352,7 @@ def measure_differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> d
 
 
 def find_parted(ours: Entries, theirs: Entries, place: int) -> str:
-    """Return the first entry of a note that is further apart than rounding, "" without any."""
+    """Describe the first entry that is further apart than rounding, "" without any."""
     for name, difference in measure_differences(ours[place], theirs[place]).items():
         if difference > LARGEST_ROUNDING:
             return f"{name} by {difference:.2g}"
@@ -360,7 +360,7 @@ def find_parted(ours: Entries, theirs: Entries, place: int) -> str:
 
 
 def name_hook(number: int, client: int, ours: Notes, theirs: Notes) -> str:
-    """Name the first hook of a client's round where two programs part, "" where they do not."""
+    """Name the hook of a client's round where two programs part, "" without any."""
     mine, other = ours[number, client], theirs[number, client]
     if text := find_parted(mine, other, 0):
         if find_parted(ours[number, SERVER], theirs[number, SERVER], 0):
@@ -375,7 +375,7 @@ def name_hook(number: int, client: int, ours: Notes, theirs: Notes) -> str:
 
 
 def compare_notes(ours: Notes, theirs: Notes) -> tuple[bool, str]:
-    """Tell whether clients begin and end rounds alike, and by how much or where they part.
+    """Compare clients' models at the beginning and end of rounds; describe the outcome.
 
     Raises:
         FedpflError: They have no entry of one shape.
@@ -396,7 +396,7 @@ def compare_notes(ours: Notes, theirs: Notes) -> tuple[bool, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print whether a method and a class agree, or where they part; return the exit status."""
+    """Print how a method and a class agree or part; return the exit status."""
     parser = Parser(prog="fedpfl oracle", description=HELP)
     parser.add_argument("what", help="a Python file (docs/extend.md), or a method's name")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="as `fedpfl.train` has them")

@@ -34,7 +34,7 @@ class WeightsOrigin:
 def find_weights(
     folder: Path, weights_path: Path | None, arch: str, adapter: Values
 ) -> Weights | None:
-    """Read initial values from a file, from the server of a finished run, or from peft's folder.
+    """Read initial values from a file, a finished run's server or peft's folder.
 
     Args:
         folder: Of data sets.

@@ -276,14 +276,14 @@ def _build_nets(plan: Plan, federation: Federation, model_options: Values) -> li
 
 
 def _share_fixed(net: Net, share: Share) -> Net:
-    """Return a network with one copy of its fixed values for all runs of the process."""
+    """Let all runs of the process have one copy of a network's fixed values."""
     if not net.fixed:
         return net
     return net.with_fixed(share(("fixed", fingerprint_sequence([net.fixed])), lambda: net.fixed))
 
 
 def _assign_kinds(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
-    """Return the kind of each client by its number in the partition; () with one network."""
+    """Return each client's kind by its number in the partition; () with one network."""
     mixed = plan.mixed
     if mixed is None or len(mixed.kinds) == 1:
         return ()

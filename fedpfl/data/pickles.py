@@ -1,4 +1,4 @@
-"""Read pickles of other programs, of which nothing but arrays and plain containers is made."""
+"""Read pickles of other programs, and make nothing but arrays and plain containers."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def read_adapter(folder: Path, options: Values) -> Weights:
         options: Of the configured adapter.
 
     Raises:
-        FedpflError: The adapter is another one than the configured, or a file is damaged.
+        FedpflError: The adapter is not the configured one, or a file is damaged.
     """
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     saved = {

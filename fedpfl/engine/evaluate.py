@@ -30,7 +30,7 @@ def pooled_loss(counts: Counts) -> float | None:
 def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> Columns:
     """Return the score over clients in several ways, the loss, and the measures.
 
-    Clients without test samples do not count; all values are None if none has any. Measures are
+    Clients without test samples do not count; without any, all values are null. Measures are
     means over the clients that define them.
 
     Returns:

@@ -308,7 +308,7 @@ def _wants_stopping_loss(setup: RoundSetup, state: State, turn: Turn) -> bool:
 def _train_groups(
     backend: Backend, call: TrainCall, local_by_client: Mapping[int, Local] | None
 ) -> Participation:
-    """Train clients by kind of network, and by settings of their own, which count their FLOPs.
+    """Train clients by kind of network and by their own settings, and count FLOPs.
 
     What only clients of one kind have is stored here, unless the turn is a survey.
     """
@@ -378,7 +378,7 @@ def count_traffic(
 ) -> dict[str, Tensor]:
     """Count the values and bits of each client, `[clients]`, by field of RoundTraffic."""
     # Averaged statistics travel both ways; integer counters are not worth counting.
-    # A number fits counts on the host and on a GPU, of which there are both.
+    # A plain number fits counts on the host and on a GPU alike.
     statistics: int | Tensor = 0
     for role, buffers in state.server_buffers.items():
         updated = participation.updated_buffers.get(role)

@@ -177,7 +177,7 @@ class Rows:
         return self.initials[self.kinds[client]]
 
     def without_writes(self) -> Rows:
-        """Return rows of the same kinds, of which no client has written one."""
+        """Return rows of the same kinds that no client has written yet."""
         rows = copy.copy(self)
         rows._blocks, rows._position_of_client = [], {}
         return rows
@@ -208,7 +208,7 @@ class Rows:
         return tree.to(row, self.device)
 
     def take_private(self, client: int) -> Entries:
-        """Return the entries of a row, by part, that other kinds lack or have in another form."""
+        """Return a row's entries, by part, that other kinds lack or have in another form."""
         return {
             part: tree.drop(self.take(part, client), names) for part, names in self.common.items()
         }

@@ -23,7 +23,10 @@ def add_facts(**facts: list[Any]) -> None:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command, and exit if its status is not 0; with --json stdout has its answer alone."""
+    """Run a command, and exit if its status is not 0.
+
+    With --json standard output has its answer alone.
+    """
     if "--json" not in sys.argv:
         if status := main():
             sys.exit(status)

@@ -59,7 +59,7 @@ def begin_imports() -> None:
 
 
 def end_imports() -> None:
-    """Raise Interrupt for signals from now on; garbage is looked for again, but not in modules."""
+    """Raise Interrupt for signals from now on, and collect garbage again, outside modules."""
     install_handler(raise_interrupt)
     if not gc.isenabled():
         gc.freeze()

@@ -28,7 +28,7 @@ class Task:
         is_higher_better: Which end of the score is the better one.
         measures: The counts of a client's predictions beside the loss.
         second_score: The column that tables show beside the score.
-        output: What a network answers, where it is no logit for each class or label.
+        output: A network's answer, where it is no logit for each class or label.
     """
 
     name: str

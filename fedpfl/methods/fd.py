@@ -18,10 +18,10 @@ class FD(LocalOnly):
 
     A client trains its private network on CE + lam CE to T_y, its teacher's mean output for the
     class y of the sample; a class without a teacher adds nothing. During training it notes its own
-    outputs, and sends their means by class. The teacher is the mean over all others that have the
-    class, of the latest round in which anybody had it. In the first round there are no teachers.
+    outputs, and sends their means by class. The teacher is the mean over all other clients that have the
+    class, of the latest round in which a client had it. In the first round there are no teachers.
 
-    lam: the paper's gamma, of which it gives no value (HtFLlib: 1).
+    lam: the paper's gamma, for which it gives no value (HtFLlib: 1).
     outputs: `probabilities` (the paper), or `logits` as they are (HtFLlib: the cross-entropy to
         them is no distance; a class without a teacher pulls to the own logits there).
     teacher: `others` (the paper), or `all` with the client itself (HtFLlib).
@@ -45,7 +45,7 @@ class FD(LocalOnly):
 
     def prepare(self, server, client):
         """Lay the teacher's outputs over the client's state, and for which classes it has any."""
-        # ---- What the client sent itself is part of a sum if nobody had the class since.
+        # ---- The client's own upload is part of a sum if no client had the class since.
         is_own = client["present"] & (client["heard"] == server["heard"])
         if self.teacher == "all":
             is_own = torch.zeros_like(is_own)
@@ -82,7 +82,7 @@ class FD(LocalOnly):
         return mask_absent(client), {**client, "model": params, "heard": now}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Add up the outputs of each class; one that nobody had keeps its sum."""
+        """Add up the outputs of each class; an absent class keeps its sum."""
         is_present = flags_of_present(uploads)
         count = is_present.sum(0)
         sums = torch.where(is_present[:, :, None], uploads.values["mean"], 0.0).sum(0)

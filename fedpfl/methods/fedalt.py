@@ -56,7 +56,7 @@ class FedALT(ModelPool):
         return server, {"model": tree.drop(params, rest_names)}
 
     def before_turn(self, server, clients, read_states, generator):
-        """Return the mean pairs of all other clients; False if there are none."""
+        """Return the mean pairs of all other clients, and a flag: there are such."""
 
         def weigh(states: Tree) -> Tensor:
             is_other = clients["number"][:, None] != states["number"]

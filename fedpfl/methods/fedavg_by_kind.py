@@ -52,7 +52,7 @@ class FedAvgByKind(Method):
         return upload, {"form": client["form"], "kind": client["kind"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average the models of each kind; one that nobody had stays."""
+        """Average the models of each kind; that of an absent kind stays."""
         models = server["models"]
         # [clients, kinds, longest], without copies
         vectors = uploads["model"].values[:, None].expand(len(weight), *models.shape)
@@ -61,6 +61,6 @@ class FedAvgByKind(Method):
 
 
 def _mark_own(vector: torch.Tensor, form: Tree) -> Agreed:
-    """Return a padded vector of which only the entries of a model travel."""
+    """Return a padded vector; only the entries of a model travel."""
     positions = torch.arange(len(vector), device=vector.device)
     return Agreed(vector, positions < tree.size(form))

@@ -25,7 +25,7 @@ class FedDBE(Method):
         alone.
     bias_lr: step size of u_i; the configuration gives the model's.
     mean: of s after that `training` (with rho = 1 each client's LAST minibatch, as in the code), or
-        of z over the clients' `data` at the initial model, for which nobody trains. Who makes no
+        of z over the clients' `data` at the initial model, for which no client trains. Who makes no
         step has no part in the former.
     """
 

@@ -35,7 +35,7 @@ class FedExLoRA(RankedPairs):
     server_sees = "each upload"
 
     def download(self, server, client):
-        """Send the client's part of the pairs, and the rest of B A in the residue."""
+        """Send the client's part of pairs; the rest of B A is in the residue."""
         missing = tree.apply_mask(server["model"], tree.invert(client["held"]))
         residue = {}
         for layer, (name_a, name_b) in list_pairs(missing).items():

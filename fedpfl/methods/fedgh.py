@@ -16,7 +16,7 @@ class FedGH(PersonalByName):
     """FedGH (Yi et al., ACM Multimedia 2023, arXiv:2303.13137).
 
     A client trains its body under the server's head, everything on CE, and sends for each of its
-    classes c the mean features R_c of its trained body, in a pass of its own. The server trains the
+    classes c the mean features R_c of its trained body, in a separate pass. The server trains the
     head on the pairs (R_c, c) of the cohort; the heads that clients trained are dropped. Bodies may
     be of any kind, and a client's body never leaves it, with its BatchNorm statistics.
 

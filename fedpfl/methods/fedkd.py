@@ -22,7 +22,7 @@ class FedKD(CommonBeside):
 
     A client trains its private network f, the teacher, the common one g, the student, and a linear
     map W on CE(f) + CE(g) + (KL(f || g) + KL(g || f) + 2 MSE(z_f, W z_g)) / (CE(f) + CE(g)), z
-    being what a head reads; as in the official code and HtFLlib everything has its gradient, and KL
+    being a head's input; as in the official code and HtFLlib everything has its gradient, and KL
     is averaged over the classes too. Of each weight, as a matrix, the student's update goes up as
     its largest singular values and vectors: as few as have a share of the energy (sum of squares)
     above T, which rises from energy_start to energy_end over the run. The server averages updates
@@ -44,12 +44,12 @@ class FedKD(CommonBeside):
     _kept: ClassVar[tuple[str, ...]] = ("model", "map")
 
     def init(self, params, parts):
-        """Count the rounds, by which T rises."""
+        """Count the rounds; T rises with them."""
         server, client = super().init(params, parts)
         played = flag(params).float()
         return {**server, "played": played, "rounds": played + max(1, parts.rounds)}, client
 
-    def _own(self, params, parts):
+    def _make_own(self, params, parts):
         """Return the client's network and W, initialised as torch does."""
         _ = parts.head_weight  # raises for a head that has none
         weight = params[parts.head_weight]
@@ -58,7 +58,7 @@ class FedKD(CommonBeside):
         return {"model": params, "map": tree.as_type_of(linear["weight"], weight)}
 
     def loss(self, server, client, net, params, batch):
-        """Return both cross-entropies, and over their sum what is distilled."""
+        """Return both cross-entropies, and the distillation over their sum."""
         own, z = net.features(params["model"], batch.x)
         common, common_z = net.common.features(params["common"], batch.x)
         losses = batch.loss(own) + batch.loss(common)
@@ -92,7 +92,7 @@ class FedKD(CommonBeside):
         return params["model"]
 
     def _base(self, common: Tree) -> Tree:
-        """Return what updates are added to."""
+        """Return the parameters that updates are added to."""
         return common if self.compress == "updates" else tree.full_like(common, 0.0)
 
     def _cut(self, server: Tree, update: Tree) -> dict[str, Tree]:

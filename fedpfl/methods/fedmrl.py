@@ -19,7 +19,7 @@ from fedpfl.models import Bound
 class FedMRL(CommonBeside):
     """FedMRL (Yi et al., NeurIPS 2024, arXiv:2406.00488).
 
-    A client joins the d features of the common network's body and the D of its own, which its
+    A client joins the d features of the common network's body and the D of its body, which its
     projector, a linear map, turns into D. The client's head reads all of them, the common head the
     first d, and everything is trained on the sum of both cross-entropies. The common network goes
     up and is averaged; a client is evaluated by its own head. d must be at most D. HtFLlib begins
@@ -32,7 +32,7 @@ class FedMRL(CommonBeside):
 
     _kept: ClassVar[tuple[str, ...]] = ("body", "head", "projector")
 
-    def _own(self, params, parts):
+    def _make_own(self, params, parts):
         """Return the client's network and its projector, initialised as torch does."""
         parts.require_linear_end()
         head = tree.select(params, parts.head)
@@ -63,7 +63,7 @@ class FedMRL(CommonBeside):
         return batch.loss(logits) + batch.loss(common_logits)
 
     def predict(self, net, params, batch):
-        """Return what the client's head says."""
+        """Return the logits of the client's head."""
         return _answer_both(net, params, batch.x)[0]
 
 

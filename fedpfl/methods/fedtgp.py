@@ -30,7 +30,7 @@ class FedTGP(FedProto):
 
     lam: HtFLlib's; the official script, for CIFAR10, has 10. tau, server_epochs, server_batch,
         server_lr: of both.
-    prototypes: of the `final` model in a pass of its own (the codes, by a slip, take the one from
+    prototypes: of the `final` model in a separate pass (the codes, by a slip, take the one from
         before the round's training); further values, `judge` and `weights` (of the mean prototypes)
         as in FedProto.
     """
@@ -70,7 +70,7 @@ class FedTGP(FedProto):
 
 
 def widest_gap(centres: Tensor) -> Tensor:
-    """Return the largest distance of a class to its nearest other class; inf for a single one."""
+    """Return the largest distance from a class to its nearest neighbour; inf without one."""
     distances = (centres[:, None] - centres).square().sum(2).sqrt()
     return distances.fill_diagonal_(torch.inf).amin(1).amax()
 
@@ -82,7 +82,7 @@ def make_prototypes(maker: Tree) -> Tensor:
 
 
 def _contrast(margin: Tensor, maker: Tree, z: Tensor, y: Tensor) -> Tensor:
-    """Return CE of the negative distances, to which the margin of the own class is added."""
+    """Return CE of negative distances, with the margin added to the own class's."""
     prototypes = make_prototypes(maker)
     # |z - P|^2, without a tensor [batch, classes, features]
     squared = z.square().sum(1, keepdim=True) - 2 * z @ prototypes.T + prototypes.square().sum(1)

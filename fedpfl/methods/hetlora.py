@@ -27,7 +27,7 @@ class HetLoRA(RankedPairs):
         if training has made the places beyond it smaller: the sum over layers of |A| |B| there.
     lam: how much of that sum is added to the loss where gamma is below 1.
 
-    Of the paper its abstract and summaries could be read, and code of others for its pruning.
+    Of the paper its abstract and summaries could be read, and other people's code for its pruning.
     """
 
     weighting: Literal["norm", "samples"] = "norm"
@@ -42,7 +42,7 @@ class HetLoRA(RankedPairs):
         return "client states" if self.gamma < 1 else "each upload"
 
     def init(self, params, parts):
-        """Give the client a rank of its own where it may shrink."""
+        """Give the client its own rank where it may shrink."""
         server, client = super().init(params, parts)
         if self.gamma < 1:
             client = {"rank": server["ranks"].max()}

@@ -200,7 +200,7 @@ def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
 
 
 def lora_with_residue(module: nn.Module, head: str, seed: int, **options: Any) -> None:
-    """Adapt by `lora`, and add a matrix of the shape of B A to each layer, zero at first."""
+    """Adapt by `lora`, and add a zero matrix of B A's shape to each layer."""
     lora(module, head, seed, **options)
     for layer in module.modules():
         if isinstance(layer, LoRALinear):

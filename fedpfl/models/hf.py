@@ -65,7 +65,7 @@ def hf(
     if tokens(shape) > longest:
         raise ValueError(f"arch={arch} reads {longest} tokens; set dataset.length={longest}")
 
-    # ---- Step 2: the network, whose attention is plain products, which vmap takes.
+    # ---- Step 2: the network, with attention as plain products, which vmap takes.
     maker = getattr(library, f"AutoModelFor{'CausalLM' if is_causal else 'SequenceClassification'}")
     options: Record = {"attn_implementation": "eager", "dtype": torch.float32}
     if arch in library.CONFIG_MAPPING or arch.endswith(".json"):

@@ -44,7 +44,7 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
 
 
 def start_additions_from(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Copy low-rank additions, and a head if there is one, into a network that has them.
+    """Copy low-rank additions, and a head if any, into an adapted network.
 
     Raises ValueError if they are of other layers or another rank.
     """

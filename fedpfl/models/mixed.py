@@ -136,7 +136,7 @@ def build_kinds(mixed: Mixed, build: Callable[..., Net]) -> list[Net]:
     if mixed.common:
         name, options = _read_network(mixed.common, "common")
         common = build(name, **options)
-        _ = _require_head(common)  # methods read what it reads
+        _ = _require_head(common)  # methods read its input
         if common.buffers or common.fixed or common.traits.draws or common.traits.recomputes:
             raise FedpflError(
                 f"model.common={name} must be a plain network, without buffers (BatchNorm), frozen"
@@ -178,7 +178,7 @@ def _make_kind(net: Net, features: int, label: str, common: Net | None) -> Net:
         module = Kind(net.module, head, features)
         check_logits(module, facts["sample"], facts["classes"])
 
-    # ---- Step 2: what is known of the network, under its new names.
+    # ---- Step 2: the facts about the network, under its new names.
     def rename(names: Iterable[str]) -> list[str]:
         return [f"body.{name}" for name in names]
 

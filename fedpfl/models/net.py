@@ -39,11 +39,11 @@ class Net:
         frozen: Parameters that ask for no gradient. They stay in the module, one for all clients
             and threads, and are in no tree that a method, a store or a checkpoint sees. Those that
             calls change by hand (`traits.moving`) are buffers.
-        constants: Buffers that no call writes to (`traits.constant`), kept like what is frozen.
+        constants: Buffers that no call writes to (`traits.constant`), kept like frozen parameters.
         name: Of the model, for messages.
         traits: Side effects of its calls.
         common: A small network beside it that all clients have alike, None without any.
-        facts: What a module does not tell of its parts.
+        facts: About parts, which a module does not tell.
         parts: Roles of the parameters.
     """
 
@@ -164,7 +164,7 @@ class Net:
         return self._rebuild(self.module, **self.facts)
 
     def with_fixed(self, values: Tree) -> Net:
-        """Return the Net with fixed values in the place of its equal ones, which take no memory."""
+        """Let given fixed values replace the Net's equal ones, which take no memory then."""
         named = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for name, value in values.items():
             named[name].data = value

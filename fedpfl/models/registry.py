@@ -169,7 +169,7 @@ def _make_module(
         wrapper = type(module).__name__
         if wrapper in WRAPPERS:
             raise ValueError(f"must be the network itself, without {wrapper}; the engine runs it")
-        # In whatever mode its layers were made: calls set a mode only where it changes.
+        # Layers keep the mode in which they were made: calls set a mode only where it changes.
         if module.train() is not module:
             raise ValueError("its train(mode) does not return self, as torch.nn.Module's does")
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):

@@ -157,7 +157,7 @@ class FilledTable:
     rows: list[list[FilledCell]]
 
     def estimate_costs(self, groups: Sequence[Group]) -> None:
-        """Tell missing cells what they cost."""
+        """Tell missing cells their cost."""
         costs: dict[tuple[TableRow, TableColumn], float] = defaultdict(float)
         for part in self.missing_parts():
             costs[part.row, part.column] += estimate_seconds(self.layout, part, groups)

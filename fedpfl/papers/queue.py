@@ -95,7 +95,7 @@ def _list_jobs(layouts: Iterable[Layout], groups: Sequence[Group]) -> list[list[
 
 
 def _parts_to_run(filled: FilledTable) -> list[Part]:
-    """Return the parts whose runs have not all planned rounds, and those without runs."""
+    """Return the parts without runs, or with runs that lack planned rounds."""
     unfinished = [
         one.part for cell in filled.cells for one in cell.parts if not one.group.is_complete
     ]

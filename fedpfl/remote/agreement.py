@@ -257,8 +257,8 @@ def describe_site(
 
 def find_difference(site: SiteFacts, reference: SiteFacts) -> str:
     """Return a site's difference from a reference, with both names; "" without any."""
-    own = _describe_form(site)
-    other = _describe_form(reference)
+    own = _describe_site(site)
+    other = _describe_site(reference)
     if own != other:
         return f"{site.name}: samples are {own}, and {reference.name}: {other}"
     if site.form.columns and reference.form.columns:
@@ -269,7 +269,7 @@ def find_difference(site: SiteFacts, reference: SiteFacts) -> str:
     return ""
 
 
-def _describe_form(site: SiteFacts) -> str:
+def _describe_site(site: SiteFacts) -> str:
     """Return in words what all sites must have in common; `agree_on_sites` unites labels."""
     form = site.form
     # The shape of a table is known once all categories are.

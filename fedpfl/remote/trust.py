@@ -100,7 +100,7 @@ def expect_answer(call: Call, net: Net, initial_state: State, shares_states: boo
     The server plays one step of one client from the initial state; its numbers are useless, and
     where samples are at nodes, it has zeros in their place.
     """
-    # The fewest samples of which a step can be made take the least time.
+    # The fewest samples that make a step take the least time.
     sizes = call.federation.train_sizes
     kinds = torch.tensor(initial_state.rows.kinds)
     costs = sizes.where(sizes > 1, sizes.max())
@@ -132,7 +132,7 @@ def check_participation(answer: Participation, call: TrainCall, client: int) -> 
         raise NotFiniteError("numbers that are not finite")
     samples = int(call.federation.test_sizes[client])
     for moment, counts in (("before", answer.before), ("after", answer.after)):
-        # A survey evaluates nobody.
+        # A survey evaluates no client.
         if call.survey is None or int(counts.total):
             check_counts(counts, samples, f"{moment} training")
     traffic = torch.stack([*answer.down, *answer.up])

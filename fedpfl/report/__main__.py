@@ -265,7 +265,7 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
         kinds: of FIGURE_KINDS; none means all that these runs have.
     """
     drawers: dict[str, Callable[[list[Run], Path], list[Path]]] = {
-        "curves": partial(_draw_curves, options),
+        "curves": partial(_draw_runs, options),
         "clients": outcomes.clients_figure,
         "gains": outcomes.gains_figure,
     }
@@ -288,7 +288,7 @@ def _name_setting(run: Run) -> str:
     return re.sub(r"[^a-z0-9.]+", "_", text).strip("_")[:100]
 
 
-def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Path]:
+def _draw_runs(options: Namespace, members: list[Run], path: Path) -> list[Path]:
     """Draw a metric over rounds, and beside a published curve if one is named."""
     axis = "" if options.over == "round" else f"_over_{options.over}"
     metric = task_metric(options.metric, common_task(members))

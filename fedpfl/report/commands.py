@@ -47,7 +47,7 @@ def find_words(config: Values) -> list[str]:
 
 
 def _apply_data_set(data_set: str, names: dict[str, str], defaults: Record) -> None:
-    """Put what comes with a data set in the place of the defaults that hold with another."""
+    """Replace another data set's defaults by those that come with this one."""
     folder = _CONF / "dataset"
     for path in (folder / f"{data_set}.yaml", folder / "own" / f"{data_set}.yaml"):
         values = read_yaml(path) if path.exists() else {}

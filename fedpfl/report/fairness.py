@@ -207,7 +207,7 @@ def comparisons_table(
     seeds = {}
     for comparison in comparisons:
         if comparison.accuracies:
-            records.append(_make_record(comparison, interval))
+            records.append(_describe_comparison(comparison, interval))
             seeds[comparison.group.title] = [run.seed for run in comparison.accuracies]
     caption = describe_interval(CAPTION.format(describe_seeds(seeds)), interval)
     return Table.of(records, COLUMNS, caption=caption, notes=notes, by=2)
@@ -274,7 +274,7 @@ def _pair_clients(
     return pairs
 
 
-def _make_record(comparison: BaselineComparison, interval: str) -> Record:
+def _describe_comparison(comparison: BaselineComparison, interval: str) -> Record:
     """Return a row's values by column."""
     # ---- Step 1: over clients within a seed, then over seeds.
     record = row_cells(comparison.group)

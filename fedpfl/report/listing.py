@@ -63,7 +63,7 @@ def list_entries(directories: Iterable[Directory]) -> list[Entry]:
     # Groups put runs in the order of tables; each run leads back to its directory.
     ordered = [(by_run[run], group.method) for group in groups(by_run) for run in group.runs]
     ordered += [(directory, "") for directory in all_directories if not directory.run]
-    return [Entry(directory, _make_record(directory, label)) for directory, label in ordered]
+    return [Entry(directory, _describe_directory(directory, label)) for directory, label in ordered]
 
 
 def sort_entries(entries: Sequence[Entry], key: str) -> list[Entry]:
@@ -126,7 +126,7 @@ def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:
     return Table.of(records, columns, frame=frame, notes=notes)
 
 
-def _make_record(directory: Directory, label: str) -> Record:
+def _describe_directory(directory: Directory, label: str) -> Record:
     """Return the values of a directory, which JSON shows too: None for missing ones."""
     # ---- Step 1: of any directory.
     run = directory.run

@@ -27,7 +27,7 @@ def other_code_table(files: Iterable[str], select: str = "last") -> Table:
         select: `best-checkpoint` judges the best evaluation, anything else the last.
 
     Raises:
-        FedpflError: A file is none of these, or has no evaluation.
+        FedpflError: A file has another form, or no evaluation.
     """
     rows = []
     for file in map(Path, files):

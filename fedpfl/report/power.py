@@ -1,4 +1,4 @@
-"""Statistics of few seeds: what they can tell, how many a difference needs, and intervals."""
+"""Statistics of few seeds: their power, how many a difference needs, and intervals."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Run:
 
     @cached_property
     def larger_class_share(self) -> float:
-        """Return the mean over clients of the larger of two classes' share; nan with others."""
+        """Return the mean over clients of the larger of two classes' share; else nan."""
         counts = pd.DataFrame()
         with contextlib.suppress(FedpflError):  # it is for a note, which must not cost a table
             counts = self.participating_clients.filter(regex=r"^label_\d+$")

@@ -101,7 +101,7 @@ def write_peft(model: ClientModel, path: Path) -> None:
     additions = [name for name in trained if ".lora_" in name]
     blocks = {len(leaves[name]) for name in additions if leaves[name].dim() == 3}
     is_plain = isinstance(model.make_module(), PersonalNetwork) and options["pairs"] == 1
-    # peft reads past what it has no name for.
+    # peft reads past names that it does not know.
     has_residue = any(name.endswith(".lora_residue") for name in additions)
     if not additions or blocks > {1} or not is_plain or has_residue:
         raise FedpflError(

@@ -216,7 +216,7 @@ def clients_are_apart(trial: MethodTrial) -> None:
     " send them, or keep them in the client's state",
 )
 def sees_what_was_sent(trial: MethodTrial) -> None:
-    """A client's first step is the same with nan in what was not sent."""
+    """A client's first step is the same with nan in all that was not sent."""
     net = trial.net()
     backend = LoopBackend(net, CPU, Engine(workers=1, shortcuts=False))
     initial, _, state = trial.play_cohorts("loop")[0]

@@ -158,7 +158,7 @@ def compose_choice(choice: str, words: Sequence[str]) -> Record:
 
 
 def _parse_numbers(values: Mapping[str, str], key: str, example: str) -> tuple[int, ...] | None:
-    """Parse whole numbers above 0, None where there are none. Raises FedpflError."""
+    """Parse whole numbers above 0, None without any. Raises FedpflError."""
     if key not in values:
         return None
     texts = values[key].strip("[]() ").split(",")

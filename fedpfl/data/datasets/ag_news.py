@@ -35,15 +35,13 @@ def ag_news(
     parts = []
     for part, md5 in MD5.items():
         url = f"{URL}{part}.csv"
-        parts.append(
-            _read_texts(fetch_file(source, f"ag_news_csv/{part}.csv", (md5,), [url], PLACE))
-        )
+        parts.append(_read_csv(fetch_file(source, f"ag_news_csv/{part}.csv", (md5,), [url], PLACE)))
     # By the training part alone: words of the test part would be looked up in the future.
     ids = number_words((text_words for text_words, _ in parts[0]), vocabulary)
     return merge_parts(*(_encode_texts(part, ids, length) for part in parts))
 
 
-def _read_texts(path: Path) -> list[tuple[list[str], int]]:
+def _read_csv(path: Path) -> list[tuple[list[str], int]]:
     """Words and class, from 0, of each row."""
     texts = []
     with explain_read_errors(path), path.open(encoding="utf-8", newline="") as rows:

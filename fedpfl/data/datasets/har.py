@@ -37,7 +37,7 @@ def har(source: Source, form: Form = "signals") -> Raw:
     columns = FEATURES if form == "features" else LENGTH
     x, y, persons = [], [], []
     for part, windows in SIZES.items():
-        read_part = partial(_read_numbers, root / part, part)
+        read_part = partial(_read_signals, root / part, part)
         tables = [read_part(name, (windows, columns)) for name in names]
         x.append(np.stack(tables, axis=1) if len(tables) > 1 else tables[0])
         y.append(read_part("y", (windows, 1), np.int64)[:, 0] - 1)
@@ -47,7 +47,7 @@ def har(source: Source, form: Form = "signals") -> Raw:
     return Raw(np.concatenate(x), np.concatenate(y), groups, people, len(y[0]))
 
 
-def _read_numbers(
+def _read_signals(
     folder: Path, part: str, name: str, shape: tuple[int, int], dtype: type = np.float32
 ) -> np.ndarray:
     """Read numbers between spaces."""

@@ -97,7 +97,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
             if task is NEXT_TOKEN:
                 token_facts["y"] = tokens.next_ids
         elif kind == "texts":
-            x = _read_texts(splits, inputs, vocabulary, length)
+            x = _read_inputs(splits, inputs, vocabulary, length)
         else:
             x = [_read_arrays(one, inputs[0]) for one in splits]
         parts = [replace(part, x=array) for part, array in zip(parts, x, strict=True)]
@@ -228,7 +228,7 @@ def _read_images(splits: Sequence[Split], column: str, size: int | None) -> list
     return _split_rows(read_own_images(files, origins, size, is_coloured=False), splits)
 
 
-def _read_texts(
+def _read_inputs(
     splits: Sequence[Split], columns: Sequence[str], vocabulary: int, length: int
 ) -> list[np.ndarray]:
     """Return the numbered words of each split."""

@@ -38,7 +38,7 @@ class Engine(Checked):
             share under torchrun.
         precision: fp32, tf32 (CUDA only) or bf16 (autocast).
         graphs: Replay the batched backend's steps as CUDA graphs; without effect elsewhere.
-        width: Clients that the batched backend trains at once; 0: all.
+        width: Clients that the batched backend trains together; 0: all.
         shortcuts: Repeat steps by scripts, train sub-models at their true size, compute features of
             frozen layers once, and evaluate clients with one model together.
     """

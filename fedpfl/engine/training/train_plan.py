@@ -77,7 +77,7 @@ def make_fine_tuning_plan(
     for number, (part, epochs) in enumerate(stages):
         for phase in method.finetuning(params, parts, epochs):
             mask = _mask_of_entries(params, parts.head) if part == "head" else phase.mask
-            # A later stage is a fine-tuning anew: it has an optimizer of its own.
+            # A later stage is a fine-tuning anew, with a new optimizer.
             stream = f"{phase.stream} {number}" if number else phase.stream
             phases.append(phase._replace(mask=mask, stream=stream))
     return TrainPlan(loss=plain_loss, phases=phases, local=tuning.local, tuned=True)

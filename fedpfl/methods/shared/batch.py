@@ -192,7 +192,7 @@ class Shard:
         batch_size: samples in a minibatch of local training.
         order: `order(stream, epoch)` is a permutation of the samples: the one that local training
             draws.
-        gather_validation: returns the client's validation samples, which are none of the training
+        gather_validation: returns the client's validation samples, which are no training
             samples.
     """
 

@@ -83,7 +83,7 @@ class PersonalInit(PersonalByName):
 
 @dataclass(frozen=True)
 class FixedByName(Method):
-    """Train and average some entries, over others that all clients have from the beginning."""
+    """Train and average some entries; all clients have the rest from the beginning."""
 
     mixes_samples = ""
     server_sees = "mean of uploads"
@@ -103,7 +103,7 @@ class FixedByName(Method):
         return {self._trained_key: tree.drop(params, fixed), self._fixed_key: fixed}, {}
 
     def download(self, server, client):
-        """Return the trained entries; all others were known from the beginning."""
+        """Return the trained entries; the rest was known from the beginning."""
         return {**server, self._fixed_key: Known(server[self._fixed_key])}
 
     def start(self, received, client):
@@ -111,7 +111,7 @@ class FixedByName(Method):
         return {**received[self._trained_key], **received[self._fixed_key]}
 
     def phases(self, server, client, params, epochs):
-        """Move all but what is fixed."""
+        """Move all but the fixed entries."""
         return [Phase(epochs, train_only(params, server[self._trained_key]))]
 
     def finish(self, server, client, start, params):

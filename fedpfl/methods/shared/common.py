@@ -31,10 +31,10 @@ class CommonBeside(Method):
                 f"method={name.lower()} is about a common network beside each client's own; choose"
                 " model=mixed model.common=NAME, such as mlp"
             )
-        return {"common": parts.common}, self._own(params, parts)
+        return {"common": parts.common}, self._make_own(params, parts)
 
-    def _own(self, params: Tree, parts: Parts) -> dict[str, Tree]:
-        """Return what a client trains and keeps."""
+    def _make_own(self, params: Tree, parts: Parts) -> dict[str, Tree]:
+        """Return the entries that a client trains and keeps."""
         return {"model": params}
 
     def buffers(self):
@@ -42,7 +42,7 @@ class CommonBeside(Method):
         return {"main": "local"}
 
     def start(self, received, client):
-        """Return the received network beside what is the client's own."""
+        """Return the received network beside the client's own."""
         return {"common": received["common"], **tree.select(client, self._kept)}
 
     def finish(self, server, client, start, params):

@@ -24,7 +24,7 @@ class RankedPairs(Method):
     The server's pairs have the largest rank. A client of rank r has the first r rows of A and
     columns of B; at full size, where the rest is zero, never moves and never travels. So masks
     stand in `download`, `phases` and `finish` here, and a method says by `aggregate` alone what
-    becomes of the uploads. Whatever is no pair, such as the head, is averaged. A residue lies
+    becomes of the uploads. All other entries, such as the head, are averaged. A residue lies
     beside the model in the server's state; it travels whole and does not train.
 
     All clients have one model, each as much of it as its rank allows.

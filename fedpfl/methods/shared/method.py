@@ -309,8 +309,8 @@ class Method(Checked):
     def download(self, server: Tree, client: dict[str, Tree]) -> Tree:
         """Return the download.
 
-        It is `tree.Masked` or `tree.Agreed` where only some entries travel. What a client has
-        without being sent it stands beside as `tree.Known`, which is not counted.
+        It is `tree.Masked` or `tree.Agreed` where only some entries travel. Entries that
+        a client has anyway stand beside as `tree.Known`, which is not counted.
         """
         return server
 

@@ -81,7 +81,7 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
 
 
 def _require_wiring(parts: Parts) -> Wiring:
-    """Return a network's wiring. Raises FedpflError where there is none."""
+    """Return a network's wiring. Raises FedpflError for a network without one."""
     try:
         wiring = parts.wiring
     except ValueError as error:

@@ -14,7 +14,7 @@ from fedpfl.methods.shared.gaussian import class_means
 
 
 def average_by_class(z: Tensor, y: Tensor, zeros: Tensor) -> dict[str, Tensor]:
-    """Return the mean rows of `z` by class, `zeros` for absent ones, and which there are."""
+    """Return the mean rows of `z` by class, `zeros` for absent ones, and flags."""
     is_present = torch.bincount(y, minlength=len(zeros)) > 0
     return {"mean": class_means(z, y, zeros, min_samples=1), "present": is_present}
 
@@ -26,7 +26,7 @@ def mask_absent(client: dict[str, Tree]) -> Masked:
 
 
 def flags_of_present(uploads: Masked) -> Tensor:
-    """Return which class came from whom, bool `[clients, classes]`."""
+    """Return a flag for each client's class, `[clients, classes]`."""
     return uploads.mask["mean"][:, :, 0]
 
 
@@ -42,7 +42,7 @@ def fit_to_uploads(
     Args:
         method: has `server_epochs`, `server_batch` and `server_lr`.
         loss: of values, prototypes `[batch, features]` and their classes.
-        values: what is trained.
+        values: the trained ones.
         uploads: prototypes, stacked and masked.
         generator: of the round.
     """
