@@ -75,7 +75,7 @@ class Plan:
         return TASKS[self.settings.task]
 
     @property
-    def mixed(self) -> Mixed | None:
+    def mixed_model(self) -> Mixed | None:
         """Return clients' networks of different kinds, None where they have one."""
         is_mixed = self.model.name == "mixed"
         return build_dataclass(Mixed, self.model.options, "model") if is_mixed else None
@@ -123,7 +123,7 @@ def _make_plan(config: Record) -> Plan:
     )
 
     # ---- Step 3: groups that do not go together.
-    _ = plan.mixed  # raises for a network's own mistakes
+    _ = plan.mixed_model  # raises for a network's own mistakes
     _require_fit_of_task(plan)
     _require_fit_of_privacy(plan)
     for is_excluded, message in (*_list_exclusions(plan), *_list_exclusions_of_defence(plan)):

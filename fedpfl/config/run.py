@@ -24,7 +24,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.dealing import Assign, deal_choices
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.records import Values
+from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import SURVIVAL
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import ADAPTERS, MixedNet, Net
@@ -179,27 +179,10 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
 
     # ---- Step 2: the network, from its weights if there are any.
     model_options = dict(plan.model.options)
-    weights = origin.find_weights(
-        Path(plan.settings.data_dir),
-        model_options.pop("weights", None),
-        arch=model_options.get("arch", ""),
-        adapter=plan.adapter.options,
-    )
-    weights_origin = origin.trace_origin(
-        weights=weights,
-        samples_digest=dealt_data.samples_digest,
-        federation=federation,
-        newcomers=dealt_data.newcomers,
-        overlap=model_options.pop("overlap", False),
-        privacy=plan.privacy,
-    )
+    weights, weights_origin = _find_weights(plan, dealt_data, model_options)
     model_options["weights"] = (weights and weights.values) or None
     kinds = _assign_kinds(plan, dealt_data)
-    nets = _build_nets(plan, federation, model_options)
-    if not federation.is_elsewhere:
-        nets = [_share_fixed(net, share) for net in nets]
-    if ranks := _assign_ranks(plan, dealt_data):
-        nets = [net.with_facts(ranks=ranks) for net in nets]
+    nets = _build_nets(plan, dealt_data, model_options, share)
     net = _join_kinds(nets, kinds, federation)
     _require_known_tokens(federation, net)
     _require_fit(plan, federation, net)
@@ -230,6 +213,27 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     return run
 
 
+def _find_weights(
+    plan: Plan, dealt_data: DealtData, model_options: Record
+) -> tuple[origin.Weights | None, origin.WeightsOrigin]:
+    """Find initial weights and trace their origin, by options that are taken out here."""
+    weights = origin.find_weights(
+        Path(plan.settings.data_dir),
+        model_options.pop("weights", None),
+        arch=model_options.get("arch", ""),
+        adapter=plan.adapter.options,
+    )
+    weights_origin = origin.trace_origin(
+        weights=weights,
+        samples_digest=dealt_data.samples_digest,
+        federation=dealt_data.federation,
+        newcomers=dealt_data.newcomers,
+        overlap=model_options.pop("overlap", False),
+        privacy=plan.privacy,
+    )
+    return weights, weights_origin
+
+
 def _digest_data(
     dealt_data: DealtData, weight_values: Any, net: Net, clock: Clock | None
 ) -> tuple[str, str]:
@@ -254,8 +258,11 @@ def _digest_data(
     return fingerprint_sequence(read_parts), fingerprint_sequence(split_parts)
 
 
-def _build_nets(plan: Plan, federation: Federation, model_options: Values) -> list[Net]:
-    """Build the network of each kind, and tell it of clients and rounds."""
+def _build_nets(
+    plan: Plan, dealt_data: DealtData, model_options: Values, share: Share
+) -> list[Net]:
+    """Build the network of each kind, and tell it of clients, their ranks and rounds."""
+    federation = dealt_data.federation
     adapter = ADAPTERS[plan.adapter.name]
     if adapter is lora and plan.method.has_residue:
         adapter = lora_with_residue
@@ -267,12 +274,14 @@ def _build_nets(plan: Plan, federation: Federation, model_options: Values) -> li
         seed=plan.settings.seed,
         adapter=partial(adapter, **options),
     )
-    if plan.mixed:
-        nets = models.build_kinds(plan.mixed, build)
+    if plan.mixed_model:
+        nets = models.build_kinds(plan.mixed_model, build)
     else:
         nets = [build(plan.model.name, **model_options)]
-    facts = {"clients": federation.clients, "rounds": plan.settings.rounds}
-    return [net.with_facts(**facts).to(plan.device) for net in nets]
+    ranks = _assign_ranks(plan, dealt_data)
+    facts = {"clients": federation.clients, "rounds": plan.settings.rounds, "ranks": ranks}
+    nets = [net.with_facts(**facts).to(plan.device) for net in nets]
+    return nets if federation.is_elsewhere else [_share_fixed(net, share) for net in nets]
 
 
 def _share_fixed(net: Net, share: Share) -> Net:
@@ -284,7 +293,7 @@ def _share_fixed(net: Net, share: Share) -> Net:
 
 def _assign_kinds(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
     """Return each client's kind by its number in the partition; () with one network."""
-    mixed = plan.mixed
+    mixed = plan.mixed_model
     if mixed is None or len(mixed.kinds) == 1:
         return ()
     choice = "model.assign", mixed.assign, mixed.labels
@@ -551,19 +560,12 @@ def _make_sample_account(
     ]
     # Networks of all kinds take the same steps.
     *_, training = (rehearsal.plan_training(plan.local) for rehearsal in rehearsals)
-    tuning: engine.ClientSteps = tuple(() for _ in training)
-    tuned_rounds: tuple[int, ...] = ()
 
     # ---- Step 3: rehearse fine-tuning, and tell in which rounds it is.
+    tuning: engine.ClientSteps = tuple(() for _ in training)
+    tuned_rounds: tuple[int, ...] = ()
     if plan.eval.finetune_epochs:
-        # They are a separate federation, and their steps are not counted.
-        if settings.newcomers:
-            raise FedpflError(
-                "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"
-                " eval.finetune_epochs=0"
-            )
-        plan_tuning = partial(plan.eval.plan_tuning, plan.local)
-        *_, tuning = (rehearsal.plan_tuning(plan_tuning) for rehearsal in rehearsals)
+        tuning = _rehearse_tuning(plan, rehearsals)
         rounds = range(1, settings.rounds + 1)
         tuned_rounds = tuple(
             number for number in rounds if plan.eval.should_finetune(number, len(rounds))
@@ -579,3 +581,18 @@ def _make_sample_account(
         cohorts=tuple(map(tuple, cohorts)),
         tuned_rounds=tuned_rounds,
     )
+
+
+def _rehearse_tuning(
+    plan: Plan, rehearsals: Sequence[engine.SamplingRehearsal]
+) -> engine.ClientSteps:
+    """Return clients' steps of fine-tuning. Raises FedpflError where newcomers take some."""
+    # They are a separate federation, and their steps are not counted.
+    if plan.settings.newcomers:
+        raise FedpflError(
+            "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"
+            " eval.finetune_epochs=0"
+        )
+    plan_tuning = partial(plan.eval.plan_tuning, plan.local)
+    *_, tuning = (rehearsal.plan_tuning(plan_tuning) for rehearsal in rehearsals)
+    return tuning

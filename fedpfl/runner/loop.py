@@ -129,15 +129,8 @@ def train_rounds(
         # ---- Step 3: hand the round on.
         impure_notes = [] if has_warned_impure else _describe_global_draws(run)
         has_warned_impure |= bool(impure_notes)
-        played_round = Round(
-            run=run,
-            state=state,
-            row=row,
-            clients=evaluation.clients,
-            matrix=evaluation.matrix,
-            notes=[*evaluation.notes, *impure_notes],
-            is_last=is_last,
-        )
+        notes = [*evaluation.notes, *impure_notes]
+        played_round = Round(run, state, row, evaluation.clients, evaluation.matrix, notes, is_last)
         yield played_round
         played_round.is_over = not is_last
 

@@ -34,10 +34,10 @@ class OtherProcess:
 
     def _ask(self, number: int) -> dict[str, str]:
         """Return a subject's digests by name; `error` has the reason where they are absent."""
-        return self._answers[number]
+        return self._subject_digests[number]
 
     @cached_property
-    def _answers(self) -> list[dict[str, str]]:
+    def _subject_digests(self) -> list[dict[str, str]]:
         seed = os.environ.get("PYTHONHASHSEED", "")
         # Never the seed of this process, nor 0, which turns hashing by chance off.
         other_seed = 1 + int(seed) % 1000 if seed.isdecimal() else 1
