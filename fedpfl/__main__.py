@@ -15,7 +15,7 @@ COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
     "check": "try your methods, models, data sets and partitions: fedpfl check mine.py",
     "card": "what is known of a method: fedpfl card fedobp, fedpfl card mine.py outputs",
-    "oracle": "hold your method beside the class of PFLlib or FL-bench that it was",
+    "oracle": "hold a method beside its old class: fedpfl oracle mine.py --against DIR:FedX",
     "report": "tables, figures and pages of runs; fedpfl report ls lists them",
     "export": "write the personal models of a run, or send its record to loggers",
     "federate": "train on Flower, clients' data and states at nodes of their own",

@@ -54,7 +54,7 @@ AGAIN = ("fedpfl.train", "fedpfl.check")
 ANSWERS = f"""
  => 0 => fedpfl train
 --version => 0 => {fedpfl.__version__}
-trian => 2 => fedpfl: trian is no command; there are train, check, card, report, export, federate, board, arena,
+trian => 2 => fedpfl: trian is no command; there are train, check, card, oracle, report, export, federate,
 report ls nowhere => 2 => no such directory: nowhere
 train local.lrr=1 => 2 => fedpfl: local.lrr is not a key here; did you mean local.lr?
 train --cfg job method=ditto rounds=77 => 0 => rounds: 77
