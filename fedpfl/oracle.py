@@ -75,9 +75,9 @@ def note_loop(notes: Notes) -> Iterator[None]:
     """Note what fedpfl has, and let it take minibatches in the order of samples."""
     take_step, train = PureStep.__call__, LoopBackend._train
 
-    def note_step(step: PureStep, state: Any, *rest: Any) -> Any:
+    def note_step(step: PureStep, state: Any, minibatch: Any, number: int = 0) -> Any:
         notes.add(step.job.draws[0].round, step.job.rows[0].client, tree.items(state.params))
-        return take_step(step, state, *rest)
+        return take_step(step, state, minibatch, number)
 
     def note_ends(backend: LoopBackend, net: Any, job: TrainJob, stop: Any) -> Any:
         result = train(backend, net, job, stop)

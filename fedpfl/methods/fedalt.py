@@ -120,7 +120,5 @@ class FedALT(ModelPool):
 
 def _own_pair(model: Tree) -> Tree:
     """Return the entries of A_k and B_k."""
-    return tree.select(
-        model,
-        [name for name in model if name.endswith(OWN_PAIR)],
-    )
+    names = [name for name in model if name.endswith(OWN_PAIR)]
+    return tree.select(model, names)

@@ -160,9 +160,8 @@ class FedProto(LocalOnly):
         farthest = torch.where(has_prototype, nearness, torch.inf).amin(1, keepdim=True)
         # Not -inf: its cross-entropy would be infinite.
         nearness = torch.where(has_prototype, nearness, farthest - 1)
-        return torch.where(
-            has_prototype.any(), nearness, logits
-        )  # without prototypes the head decides
+        # Without prototypes the head decides.
+        return torch.where(has_prototype.any(), nearness, logits)
 
     def finetuning(self, params, parts, epochs):
         """Move the model under prototypes that stay."""

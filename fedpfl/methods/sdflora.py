@@ -10,7 +10,13 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Proportion
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.low_rank import compress_pair, rank_axis, rank_of, stack_pairs
+from fedpfl.methods.shared.low_rank import (
+    compress_pair,
+    list_pairs,
+    rank_axis,
+    rank_of,
+    stack_pairs,
+)
 from fedpfl.methods.shared.method import Method
 
 
@@ -78,13 +84,9 @@ class SDFLoRA(Method):
         """Return both modules side by side."""
         private = client["own"]
         both_modules = {}
-        for name, shared_piece in received.items():
-            if name in private:
-                pieces = (shared_piece, private[name])
-                both_modules[name] = torch.cat(
-                    pieces,
-                    rank_axis(name, shared_piece),
-                )
+        for name in received.keys() & private.keys():
+            pieces = (received[name], private[name])
+            both_modules[name] = torch.cat(pieces, rank_axis(name, private[name]))
         return {**received, **private, **both_modules}
 
     def finish(self, server, client, start, params):
@@ -97,18 +99,14 @@ class SDFLoRA(Method):
         merged = tree.mean(uploads, weight)
         if self.merge == "averaged":
             return merged, clients
-        names_a = [name for name in merged if name.endswith(".lora_A")]
-        for name_a in names_a:
-            name_b = f"{name_a[:-1]}B"
+        for name_a, name_b in list_pairs(merged).values():
             # Where training diverged, as the mean tells, there are no factors of the product.
             if not (uploads[name_a].isfinite().all() and uploads[name_b].isfinite().all()):
                 continue
-            old_a = server[name_a]
-            old_b = server[name_b]
             # ---- Stack: sum_k a_k B_k A_k as one pair of a high rank.
             a, b = stack_pairs(uploads[name_a], uploads[name_b], weight)
             # ---- Compress the stack to its former rank.
-            a, b = compress_pair(a, b, rank_of(name_b, old_b))
-            merged[name_a] = a.reshape(old_a.shape)
-            merged[name_b] = b.reshape(old_b.shape)
+            a, b = compress_pair(a, b, rank_of(name_b, server[name_b]))
+            merged[name_a] = a.reshape(server[name_a].shape)
+            merged[name_b] = b.reshape(server[name_b].shape)
         return merged, clients

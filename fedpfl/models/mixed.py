@@ -108,17 +108,12 @@ class MixedNet(Net):
     def __init__(self, nets: Sequence[Net], kinds: Sequence[int] = ()):
         first = nets[0]
         super().__init__(first.module, first.traits, first.name, first.common, **first.facts)
-        self._nets = tuple(nets)
+        self._kind_nets = tuple(nets)
         self.kinds = kinds
-
-    @property
-    def nets(self) -> tuple[Net, ...]:
-        """Return the network of each kind."""
-        return self._nets
 
     def copy(self) -> Net:
         """See Net."""
-        return MixedNet([net.copy() for net in self._nets], self.kinds)
+        return MixedNet([net.copy() for net in self.nets], self.kinds)
 
 
 def build_kinds(mixed: Mixed, build: Callable[..., Net]) -> list[Net]:

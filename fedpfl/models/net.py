@@ -48,6 +48,7 @@ class Net:
     """
 
     kinds: Sequence[int] = ()
+    _kind_nets: tuple[Net, ...] = ()
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Net:
     @property
     def nets(self) -> tuple[Net, ...]:
         """Return the network of each kind; one where clients have networks of one form."""
-        return (self,)
+        return self._kind_nets or (self,)
 
     @property
     def fixed(self) -> Tree:

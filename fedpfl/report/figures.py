@@ -53,7 +53,6 @@ DASHES: tuple[Any, ...] = (
     (0, (3, 1, 1, 1, 1, 1)),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-THIN_LINE_WIDTH = 0.7
 PANEL_SIZE = (3.4, 2.3)
 """Width and height of one panel in inches: a column of a paper with two."""
 SUFFIXES = (".png", ".pdf")
