@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, error_text
 
 DEFAULT_TEST_FRACTION = 0.25
 DEFAULT_CLIENTS = 100  # as in conf/train.yaml, which a data set's own number takes the place of
@@ -52,7 +52,7 @@ def count_sites(*, _root_: DictConfig) -> int:
     # Data sets load torch, which a command that only composes does not wait for.
     from fedpfl.data.datasets.sites import list_sites
 
-    return len(list_sites(_sites_folder(_root_)))
+    return len(list_sites(_find_folder(_root_)))
 
 
 def sites_test_fraction(*, _root_: DictConfig) -> float | None:
@@ -62,21 +62,28 @@ def sites_test_fraction(*, _root_: DictConfig) -> float | None:
     dataset = OmegaConf.select(_root_, "dataset")
     # `dataset.path=null` leaves the samples at nodes, where this machine cannot look.
     are_at_nodes = not OmegaConf.is_missing(dataset, "path") and dataset.path is None
-    if not are_at_nodes and have_test_parts(_sites_folder(_root_)):
+    if not are_at_nodes and have_test_parts(_find_folder(_root_)):
         return None
     return DEFAULT_TEST_FRACTION
 
 
-def read_json_value(file: str, key: str) -> Any:
-    """Return a value of a JSON file."""
-    return json.loads(Path(file).expanduser().read_bytes())[key]
+def read_json_value(name: str, key: str, *, _root_: DictConfig) -> Any:
+    """Return a value of a JSON file in dataset.path. Raises FedpflError where there is none."""
+    file = _find_folder(_root_) / name
+    try:
+        return json.loads(file.expanduser().read_bytes())[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedpflError(
+            f"dataset.path: {file} tells no {key} ({error_text(error)}); name a folder as its"
+            " generator wrote it, or set clients=N"
+        ) from None
 
 
-def _sites_folder(config: DictConfig) -> Path:
+def _find_folder(config: DictConfig) -> Path:
     """Return dataset.path. Raises FedpflError where it has no value."""
     folder = OmegaConf.select(config, "dataset.path")
     if folder is None:
-        raise FedpflError("dataset.path has no value; set it to the folder of your sites")
+        raise FedpflError("dataset.path has no value; set it to the folder of your data")
     return Path(folder)
 
 

@@ -143,7 +143,7 @@ class ModelOptions:
 class AdapterOptions:
     """Hold the option of low-rank pairs that their layers have no part in."""
 
-    assign: Literal["cycle", "random", "device"] | dict[str, Count] = "cycle"
+    assign: Literal["cycle", "random", "device"] | dict[str | int, Count] = "cycle"
 
 
 SETTINGS = tuple(get_type_hints(Settings))

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, choices_text
 
 Assign = Literal["cycle", "random", "device"] | dict[str | int, str]
 
@@ -41,8 +41,9 @@ def deal_choices(
     if isinstance(assign, dict):
         # Clients without names are numbers, which the command line gives as such.
         label_of = {str(name): label for name, label in assign.items()}
-        wrong = [name for name in label_of if name not in names]
-        wrong += [name for name in names if label_of.get(name) not in labels]
+        if unknown := [name for name in label_of if name not in names]:
+            raise FedpflError(f"{key}: a client must be {choices_text(names, unknown[0])}")
+        wrong = [name for name in names if label_of.get(name) not in labels]
         if wrong:
             raise FedpflError(
                 f"{key} must name one of {', '.join(labels)} for each client, and has"

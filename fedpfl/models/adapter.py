@@ -161,6 +161,8 @@ def lora(  # noqa: PLR0913 - its arguments are keys of the configuration
         ValueError: For roles that no layer has, or a rank that is too large for a layer.
     """
     # ---- Step 1: which layers have the roles.
+    if rank == ():
+        raise ValueError("adapter.rank must be a number or several, got []")
     rank = max(rank) if isinstance(rank, tuple) else rank
     roles_by_layer = dict(_layer_roles(module, head, layers))
     all_roles = {role for roles in roles_by_layer.values() for role in roles}
