@@ -275,8 +275,7 @@ def deal_blindly(plan: Plan, share: Share) -> DealtData:
 def falsify_labels(federation: Federation) -> Tensor:
     """Return labels, those of test samples being another class; only the true ones tell which."""
     labels, indices = federation.y.clone(), torch.cat(federation.test)
-    digest = _digest_text(str(labels.tolist()))
-    generator = torch.Generator().manual_seed(int(digest[:15], 16))
+    generator = torch.Generator().manual_seed(int(_digest_text(str(labels.tolist()))[:15], 16))
     # Never 0: a false label is another class, and honest predictions seldom hit it.
     shift = torch.randint(1, federation.classes, indices.shape, generator=generator)
     labels[indices] = (labels[indices] + shift) % federation.classes

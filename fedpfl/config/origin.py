@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedpfl.data import Federation, state_dict
+from fedpfl.config.dealing import DealtData
+from fedpfl.data import state_dict
 from fedpfl.data.state_dict import Weights
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.records import Values
@@ -31,21 +32,20 @@ class WeightsOrigin:
     caveat: str = ""
 
 
-def find_weights(
-    folder: Path, weights_path: Path | None, arch: str, adapter: Values
-) -> Weights | None:
+def find_weights(folder: Path, model: Values, adapter: Values) -> Weights | None:
     """Read initial values from a file, a finished run's server or peft's folder.
 
     Args:
         folder: Of data sets.
-        weights_path: `model.weights`.
-        arch: `model.arch`, which may be a folder; the network itself reads the values there.
+        model: The network's options. `arch` may be a folder; the network reads the values there.
         adapter: The options of the adapter, which peft's folder must fit.
 
     Raises:
         FedpflError: They are absent or damaged, or the server has no single model.
     """
+    weights_path = model.get("weights")
     if not weights_path:
+        arch = model.get("arch")
         return Weights({}, arch) if arch and Path(arch).is_dir() else None
     path = folder / weights_path  # absolute paths stay
     if not path.exists() and weights_path.exists():
@@ -67,21 +67,13 @@ def find_weights(
 
 
 def trace_origin(
-    *,
-    weights: Weights | None,
-    samples_digest: str,
-    federation: Federation,
-    newcomers: Federation | None,
-    overlap: bool,
-    privacy: Guarantee | None,
+    weights: Weights | None, dealt_data: DealtData, overlap: bool, privacy: Guarantee | None
 ) -> WeightsOrigin:
     """Describe initial values; compare a run's training samples with those that judge models here.
 
     Args:
         weights: The initial values, None for random ones.
-        samples_digest: Digest of the data set.
-        federation: The clients that take part.
-        newcomers: The clients that never do.
+        dealt_data: The samples, and who holds which.
         overlap: `model.overlap`, whether weights may have seen samples that are tested here.
         privacy: The run's guarantee.
 
@@ -91,7 +83,7 @@ def trace_origin(
     if weights is None:
         return WeightsOrigin()
     path = weights.path
-    is_same_data = samples_digest == weights.samples_digest
+    is_same_data = dealt_data.samples_digest == weights.samples_digest
     if privacy and (is_same_data or not privacy.public_weights):
         raise FedpflError(
             f"privacy={privacy.hides}: model.weights={path} may give away samples of these clients;"
@@ -100,8 +92,8 @@ def trace_origin(
     if not is_same_data:
         note = weights.caveat or "samples that are tested here may be among its training samples"
         return WeightsOrigin(path, f"{path}: {note}", f"{path}: {note}")
-    splits = [*federation.test, *federation.validation]
-    if newcomers:
+    splits = [*dealt_data.federation.test, *dealt_data.federation.validation]
+    if newcomers := dealt_data.newcomers:
         splits += [*newcomers.train, *newcomers.test, *newcomers.validation]
     judging = torch.cat(splits).numpy()
     count = int(np.isin(judging, weights.trained_on).sum())

@@ -24,7 +24,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.dealing import Assign, deal_choices
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.records import Record, Values
+from fedpfl.ground.records import Values
 from fedpfl.ground.tasks import SURVIVAL
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import ADAPTERS, MixedNet, Net
@@ -179,7 +179,10 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
 
     # ---- Step 2: the network, from its weights if there are any.
     model_options = dict(plan.model.options)
-    weights, weights_origin = _find_weights(plan, dealt_data, model_options)
+    overlap = model_options.pop("overlap", False)
+    folder = Path(plan.settings.data_dir)
+    weights = origin.find_weights(folder, model_options, plan.adapter.options)
+    weights_origin = origin.trace_origin(weights, dealt_data, overlap, plan.privacy)
     model_options["weights"] = (weights and weights.values) or None
     kinds = _assign_kinds(plan, dealt_data)
     nets = _build_nets(plan, dealt_data, model_options, share)
@@ -211,27 +214,6 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     )
     _require_drawn_attacker(run)
     return run
-
-
-def _find_weights(
-    plan: Plan, dealt_data: DealtData, model_options: Record
-) -> tuple[origin.Weights | None, origin.WeightsOrigin]:
-    """Find initial weights and trace their origin, by options that are taken out here."""
-    weights = origin.find_weights(
-        Path(plan.settings.data_dir),
-        model_options.pop("weights", None),
-        arch=model_options.get("arch", ""),
-        adapter=plan.adapter.options,
-    )
-    weights_origin = origin.trace_origin(
-        weights=weights,
-        samples_digest=dealt_data.samples_digest,
-        federation=dealt_data.federation,
-        newcomers=dealt_data.newcomers,
-        overlap=model_options.pop("overlap", False),
-        privacy=plan.privacy,
-    )
-    return weights, weights_origin
 
 
 def _digest_data(
@@ -266,13 +248,12 @@ def _build_nets(
     adapter = ADAPTERS[plan.adapter.name]
     if adapter is lora and plan.method.has_residue:
         adapter = lora_with_residue
-    options = tree.drop(plan.adapter.options, ["assign"])
     build = partial(
         models.build_network,
         shape=federation.shape,
         classes=federation.classes,
         seed=plan.settings.seed,
-        adapter=partial(adapter, **options),
+        adapter=partial(adapter, **tree.drop(plan.adapter.options, ["assign"])),
     )
     if plan.mixed_model:
         nets = models.build_kinds(plan.mixed_model, build)
@@ -313,11 +294,11 @@ def _assign_ranks(plan: Plan, dealt_data: DealtData) -> tuple[int, ...]:
         assign = {name: str(rank) for name, rank in assign.items()}
     choice = "adapter.assign", assign, [str(rank) for rank in ranks]
     places = _deal_choices(plan, dealt_data, choice)
-    numbers: list[int] = []
+    assigned = []
     for clients in filter(None, (dealt_data.federation, dealt_data.newcomers)):
-        numbers += map(clients.partition_number, range(clients.clients))
-    assigned = tuple(ranks[places[number]] for number in numbers)
-    return assigned if len({*assigned}) > 1 else ()
+        numbers = map(clients.partition_number, range(clients.clients))
+        assigned += [ranks[places[number]] for number in numbers]
+    return tuple(assigned) if len({*assigned}) > 1 else ()
 
 
 def _deal_choices(
@@ -332,7 +313,7 @@ def _deal_choices(
     for clients in filter(None, (dealt_data.federation, dealt_data.newcomers)):
         for client, name in enumerate(clients.client_names):
             names[clients.partition_number(client)] = name
-    speeds: list[float] = []
+    speeds = []
     if plan.system:
         folder = Path(settings.data_dir)
         devices = draw_devices(plan.system, range(settings.clients), settings.seed, folder)
@@ -350,11 +331,11 @@ def _join_kinds(nets: Sequence[Net], kinds: Sequence[int], federation: Federatio
 def _require_known_tokens(federation: Federation, net: Net) -> None:
     """Raise FedpflError where texts have ids for which a network of transformers has no row."""
     vocabulary = getattr(getattr(net.module, "config", None), "vocab_size", None)
-    if vocabulary and federation.x.max() >= vocabulary:
+    if vocabulary and (largest := int(federation.x.max())) >= vocabulary:
         raise FedpflError(
             f"model={net.name} knows {vocabulary:,} tokens, and data set {federation.name} has id"
-            f" {int(federation.x.max()):,}; name the model's own tokenizer as dataset.tokenizer, or"
-            f" set model.config={{vocab_size: {int(federation.x.max()) + 1}}}"
+            f" {largest:,}; name the model's own tokenizer as dataset.tokenizer, or"
+            f" set model.config={{vocab_size: {largest + 1}}}"
         )
 
 
@@ -396,14 +377,14 @@ def _require_fit_of_kinds(method: Method, method_name: str, net: Net) -> None:
             f"{choice}: it joins what clients of one network send, and these have several; use"
             f" {', '.join(takers)}, or one network"
         )
-    forms = []
+    first_form: Values = {}
     for kind in net.nets:
         shared = {"server": method.init(kind.params, kind.parts)[0]}
         if "aggregate" in method.buffers().values():
             shared["BatchNorm"] = kind.buffers
-        forms.append(tree.specs(shared))
-        if forms[-1] != forms[0]:
-            entries = sorted(entry for entry, _ in forms[-1].items() ^ forms[0].items())
+        form = tree.specs(shared)
+        first_form = first_form or form
+        if entries := sorted(entry for entry, _ in form.items() ^ first_form.items()):
             raise FedpflError(
                 f"{choice}: the server's {entries[0]} has no one form for all kinds; heads have"
                 " (method.layers=1), and statistics may stay local (method.statistics=local)"
@@ -554,10 +535,8 @@ def _make_sample_account(
 
     # ---- Step 2: rehearse training.
     # Refusals come before anything is written; phases are those of the clients.
-    rehearsals = [
-        engine.SamplingRehearsal(plan.method, kind, federation, privacy.clip_length)
-        for kind in net.nets
-    ]
+    rehearse = partial(engine.SamplingRehearsal, plan.method)
+    rehearsals = [rehearse(kind, federation, privacy.clip_length) for kind in net.nets]
     # Networks of all kinds take the same steps.
     *_, training = (rehearsal.plan_training(plan.local) for rehearsal in rehearsals)
 
