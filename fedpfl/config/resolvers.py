@@ -68,7 +68,7 @@ def sites_test_fraction(*, _root_: DictConfig) -> float | None:
 
 
 def read_json_value(name: str, key: str, *, _root_: DictConfig) -> Any:
-    """Return a value of a JSON file in dataset.path. Raises FedpflError where there is none."""
+    """Return a value of a JSON file in dataset.path. Raises FedpflError for an absent one."""
     file = _find_folder(_root_) / name
     try:
         return json.loads(file.expanduser().read_bytes())[key]
