@@ -108,6 +108,7 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
     assert text in board_page.replace_table(board_page.PAGE.read_text(), text)
 
 
+@pytest.mark.full
 def test_the_page_of_the_docs_is_what_its_file_says():
     page = board_page.PAGE.read_text()
     made = board_page.replace_table(page, board_page.make_table(board_page.load_rows()))
