@@ -88,9 +88,8 @@ def _list_jobs(layouts: Iterable[Layout], groups: Sequence[Group]) -> list[list[
     # ---- Step 2: the order, and on a GPU runs together
     all_words = sorted(seconds_by_words, key=seconds_by_words.__getitem__)
     if shutil.which("nvidia-smi"):
-        # Lockstep computes runs together, which saves time on a GPU alone.
         merged = list_commands(part_by_words[words] for words in all_words)
-        return [[*command.split(), "hydra/launcher=lockstep"] for command in merged]
+        return [command.split() for command in merged]
     return [["python", "-m", "fedpfl.train", *words] for words in all_words]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,8 @@ class Session:
             callbacks += plugins.make_callbacks(run.settings.plugins)
         shorter_run = resume.load_shorter_run(run)
 
-        with resume.open_directory(run, path) as directory:
+        admission = stage.admit(needs.states, run.state.on(run.device)) if stage else nullcontext()
+        with admission, resume.open_directory(run, path) as directory:
             if resume.is_finished(directory):
                 self._report_finished(directory, path)
                 return

@@ -3,10 +3,13 @@ alone. test_contract.py asks the same of the calls of every registered method.
 """
 
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
@@ -17,8 +20,10 @@ from fedpfl.engine.backends.lockstep import LockstepBackend, LockstepStage
 from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
+from fedpfl.ground import memory
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
 from fedpfl.runner import session
+from hydra_plugins.fedpfl_lockstep import LockstepLauncher
 from tests.command import TINY, compose_once, read_checkpoint, read_summary, read_table, run_command
 from tests.conftest import (
     BACKENDS,
@@ -67,15 +72,15 @@ def test_calls_come_together_and_answers_go_back_to_their_askers(jobs, batches):
 
 
 def test_an_interrupt_between_two_answers_ends_every_job(monkeypatch):
-    stage, echo, answered, give = LockstepStage(4), Echo(), [], LockstepStage._finish_request
+    stage, echo, answered, give = LockstepStage(4), Echo(), [], Future.set_result
 
-    def interrupted(self, request, answers):
-        if len(answered) == 1 and not isinstance(answers, BaseException):
+    def interrupted(self, answers):
+        if len(answered) == 1:
             raise KeyboardInterrupt
         answered.append(answers)
-        give(self, request, answers)
+        give(self, answers)
 
-    monkeypatch.setattr(LockstepStage, "_finish_request", interrupted)
+    monkeypatch.setattr(lockstep.Future, "set_result", interrupted)
     raised = []
 
     def play():
@@ -89,6 +94,50 @@ def test_an_interrupt_between_two_answers_ends_every_job(monkeypatch):
     thread.join(timeout=100)
     assert not thread.is_alive()
     assert raised
+
+
+def test_as_many_jobs_run_together_as_memory_holds_and_a_larger_one_alone(monkeypatch):
+    monkeypatch.setattr(memory, "device_memory", lambda device: (80, 100))
+    stage, echo, sizes = LockstepStage(8), Echo(), [30, 30, 10, 50, 0]
+    ask, most_questions = stage.ask, iter(range(100))
+    monkeypatch.setattr(stage, "ask", lambda *question: (next(most_questions), ask(*question))[1])
+
+    def make_admitted(size):
+        def run():
+            with stage.admit(size, CPU):
+                return make_job(echo, [size] * 3)()
+
+        return run
+
+    assert stage.play([make_admitted(size) for size in sizes]) == [[size] * 3 for size in sizes]
+    totals = {sum(batch) for batch in echo.batches}
+    assert totals <= {0, 10, 30, 40, 50}
+    assert 40 in totals
+
+
+@pytest.mark.parametrize(
+    ("devices", "chdir", "joins"),
+    [
+        (("auto", "cuda:0"), False, True),
+        (("auto", "cpu"), False, False),
+        (("auto",), False, False),
+        (("auto", "auto"), True, False),
+    ],
+)
+def test_several_runs_on_a_gpu_join_by_themselves(devices, chdir, joins, monkeypatch, capfd):
+    launcher = LockstepLauncher(jobs=8, on_cpu=False)
+    launcher.setup(
+        hydra_context=None,
+        task_function=None,
+        config=OmegaConf.create({"hydra": {"job": {"chdir": chdir}}}),
+    )
+    configs = [SimpleNamespace(device=device) for device in devices]
+    assert not launcher._should_join(configs)  # without a GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert launcher._should_join(configs) == joins
+    told = capfd.readouterr().err
+    assert ("hydra/launcher=basic" in told) == joins
+    assert told.count("\n") == joins
 
 
 def test_only_runs_with_the_same_frozen_weights_share_a_backend():
@@ -106,10 +155,17 @@ def test_only_runs_with_the_same_frozen_weights_share_a_backend():
 ARGUMENTS = ("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1")
 
 
-def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
-    result = run_command(*SWEEP, *ARGUMENTS, cwd=tmp_path)
+def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path, monkeypatch):
+    """With a GPU they take lockstep by themselves; this one is said to be there, and is not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    admit, admitted = LockstepStage.admit, []
+    record = lambda self, *states: (admitted.append(states), admit(self, *states))[1]  # noqa: E731
+    monkeypatch.setattr(LockstepStage, "admit", record)
+    result = run_command("-m", *TINY, *ARGUMENTS, cwd=tmp_path)
     assert result.code == 0, result.err
-    run_command("-m", *TINY, "hydra.sweep.dir=alone", *ARGUMENTS, cwd=tmp_path)
+    assert len(admitted) == 2
+    assert all(size > 10_000 and device == CPU for size, device in admitted)
+    run_command("-m", *TINY, "device=cpu", "hydra.sweep.dir=alone", *ARGUMENTS, cwd=tmp_path)
     runs = [path.parent for path in tmp_path.glob("alone/**/rounds.csv")]
     assert len(runs) == 2
     for run in runs:
@@ -117,8 +173,10 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
         assert read_table(run / "rounds.csv") == read_table(twin / "rounds.csv")
         assert read_summary(twin)["status"] == read_summary(run)["status"] == "finished"
         assert_same(read_checkpoint(run), read_checkpoint(twin))
+        assert "in lockstep" not in (run / "run.log").read_text()
     told = [line for line in result.err.splitlines() if not line.startswith("sweep: run ")]
-    assert [line[:15] for line in told] == [f"sweep: {done}/2 done" for done in (1, 2)]
+    starts = ["fedpfl: 2 runs ", "sweep: 1/2 done", "sweep: 2/2 done"]
+    assert [line[:15] for line in told] == starts
     log = (next(tmp_path.glob("outputs/digits/ditto/*/seed2")) / "run.log").read_text()
     assert "of a sweep method=ditto" in log
     assert "loop in lockstep on cpu" in log

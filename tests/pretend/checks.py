@@ -27,6 +27,7 @@ from fedpfl.engine.evaluate import non_finite_clients, scores_per_client, summar
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
+from tests.command import TINY, run_command
 from tests.conftest import (
     BACKENDS,
     COHORTS,
@@ -184,6 +185,13 @@ def test_the_flags_of_a_backend_hold_while_it_runs(backend):
         play_first(Watcher(), Engine(backend, precision=precision))
         assert set(Watcher.found) == {(products, products, products, True, False)}
         assert flags() == before
+
+
+def test_a_sweep_takes_lockstep_by_itself(tmp_path):
+    result = run_command("-m", *TINY, "method=fedavg,ditto", cwd=tmp_path)
+    assert result.code == 0, result.err
+    for log in tmp_path.rglob("run.log"):
+        assert "engine batched in lockstep on cuda" in log.read_text()
 
 
 def peak(run):

@@ -11,16 +11,19 @@ expects company.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 
 from fedpfl.engine import Backend, Engine
 from fedpfl.engine.calls import Answer, Call
+from fedpfl.ground import memory
 from fedpfl.models import Net
 
 T = TypeVar("T")
@@ -31,9 +34,13 @@ current_stage: ContextVar[LockstepStage | None] = ContextVar("stage", default=No
 
 @dataclass(eq=False)
 class _Request:
-    """Hold calls of a job, and their results to come."""
+    """Hold calls of a job, and their results to come.
 
-    backend: Backend
+    Attributes:
+        backend: None where the job waits for memory.
+    """
+
+    backend: Backend | None
     calls: Sequence[Call]
     results: Future[list[Answer]] = field(default_factory=Future)
 
@@ -48,15 +55,31 @@ class LockstepStage:
         self._active_count = 0  # jobs that are neither waiting for an answer nor over
         self._living_count = 0
         self._requests: list[_Request] = []
-        self._running_requests: list[_Request] = []
         self._broken: BaseException | None = None
         self._shared: dict[Hashable, Any] = {}
+        self._admitted_bytes = 0  # of the states of jobs that were admitted
 
     def share(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value that the first job with this key made."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
+
+    @contextmanager
+    def admit(self, size: int, device: torch.device) -> Iterator[None]:
+        """Wait, in a job's thread, until states of this size fit beside those of other jobs.
+
+        Half of the memory that the sweep finds is for programs, which become narrower where it
+        runs out. A job that does not fit runs alone.
+        """
+        free, _ = self.share(("memory", device), lambda: memory.device_memory(device))
+        while self._admitted_bytes and self._admitted_bytes + size > free / 2:
+            self.ask(None, [])
+        self._admitted_bytes += size
+        try:
+            yield
+        finally:
+            self._admitted_bytes -= size
 
     def play(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run all jobs; return their results, in order. The error of a job is its result.
@@ -73,6 +96,7 @@ class LockstepStage:
                     while self._active_count:
                         self._news.wait()
                     free = self._jobs - self._living_count
+                    self._requests = [one for one in self._requests if not one.results.done()]
                 if waiting and free:
                     for number, job in waiting[:free]:
                         threads.append(
@@ -83,25 +107,24 @@ class LockstepStage:
                     waiting = waiting[free:]
                 elif self._requests:
                     # All jobs wait meanwhile.
-                    self._running_requests = self._requests
-                    self._requests = []
-                    self._run_requests(self._running_requests)
+                    self._run_requests([*self._requests])
                 else:
                     return results
         except BaseException as error:
             # ---- Step 2: an interrupt ends all jobs.
             with self._news:
                 self._broken = error
-                waiting_for = [*self._running_requests, *self._requests]
-            for request in waiting_for:  # an interrupt may come between two answers
+                requests = [*self._requests]
+            for request in requests:  # an interrupt may come between two answers
                 if not request.results.done():
-                    self._finish_request(request, KeyboardInterrupt())
+                    self._add_counts(active=1)
+                    request.results.set_exception(KeyboardInterrupt())
             for thread in threads:
                 if thread.ident:  # or between a thread and its start
                     thread.join()
             raise
 
-    def ask(self, backend: Backend, calls: Sequence[Call]) -> list[Answer]:
+    def ask(self, backend: Backend | None, calls: Sequence[Call]) -> list[Answer]:
         """Wait, in a job's thread, for the other jobs and for the results of calls."""
         request = _Request(backend, calls)
         with self._news:
@@ -138,24 +161,14 @@ class LockstepStage:
 
     def _run_requests(self, requests: list[_Request]) -> None:
         """Run requests, those to the same backend together."""
-        while requests:
-            backend = requests[0].backend
+        for backend in dict.fromkeys(request.backend for request in requests):
             group = [request for request in requests if request.backend is backend]
-            requests = [request for request in requests if request.backend is not backend]
-            results = backend.run([call for request in group for call in request.calls])
+            calls = [call for request in group for call in request.calls]
+            answers = iter(backend.run(calls) if backend else [])
             for request in group:
-                count = len(request.calls)
-                self._finish_request(request, results[:count])
-                results = results[count:]
-
-    def _finish_request(self, request: _Request, results: list[Answer] | BaseException) -> None:
-        """Give a job its results, with which it goes on."""
-        # Before the job goes on.
-        self._add_counts(active=1)
-        if isinstance(results, BaseException):
-            request.results.set_exception(results)
-        else:
-            request.results.set_result(results)
+                # Counted before the job goes on.
+                self._add_counts(active=1)
+                request.results.set_result([*islice(answers, len(request.calls))])
 
 
 class LockstepBackend(Backend):
