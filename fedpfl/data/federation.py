@@ -327,11 +327,12 @@ class Federation:
             x: The samples.
             views: Random numbers `[..., augment_numbers]`, uniform in [0, 1).
         """
-        if not self.augment:
-            return x
-        # Black is 0 before it is scaled.
-        black = -self._shift / self._scale
-        return self.augment(x, views, black)
+        return self.augment(x, views, self.black) if self.augment else x
+
+    @property
+    def black(self) -> Tensor:
+        """Return the value of a black pixel after normalisation, `[channels, 1, 1]`."""
+        return -self._shift / self._scale
 
 
 def build_federation(

@@ -14,6 +14,7 @@ from fedpfl.data import Augment
 from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training import scripts
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.methods import FedAvg, Phase
 from tests.command import format_override
@@ -116,16 +117,19 @@ def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(
         assert torch.equal(plain.loss, other.loss) == (tuning is None)
 
 
-def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_runs_that_see_otherwise_do_not_share_steps(federation, net, engine, monkeypatch):
+    monkeypatch.setattr(scripts, "STEPS_BEFORE", 0)
     federations = [replace(federation, augment=own) for own in (None, ALL, Augment(crop=1))]
     states = [record_states(FedAvg(), net, own, COHORTS[:1])[-1] for own in federations]
     calls = [
         TrainCall(FedAvg(), own, state, COHORTS[1], LOCAL, Draws(0, "train", 2))
         for own, state in zip(federations, states, strict=True)
     ]
-    runner = make_backend(as_engine("batched"), net, CPU)
+    runner = make_backend(as_engine(engine), net, CPU)
     for together, call in zip(runner.run(calls), calls, strict=True):
-        assert_same(together.uploads, runner.run([call])[0].uploads)
+        alone = make_backend(as_engine(engine), net, CPU).run([call])[0]
+        assert_same(together.uploads, alone.uploads)
 
 
 def test_what_are_no_images_is_neither_augmented_nor_turned(tmp_path):

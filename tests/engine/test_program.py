@@ -8,7 +8,6 @@ round, the stand-in does not see either.
 
 import dataclasses
 import gc
-import itertools
 import os
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl import models
+from fedpfl.data import Augment
 from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.backends import programs
 from fedpfl.engine.backends.programs import Program, ProgramCache
@@ -221,7 +221,8 @@ def made(monkeypatch):
 SCRIPTED = [
     ("fedper", "all", "lenet5", True),
     ("fedper", "schedule", "mlp", True),
-    ("fedobp", "momentum", "norm", True),
+    ("fedobp", "momentum", "own", True),  # a user's network
+    ("fedavg", "momentum", "augmented", True),
     ("fedper", "adam", "norm", True),
     ("fedavg", "adamw", "mlp", True),
     ("fedselect", "adam", "mlp", True),
@@ -246,8 +247,11 @@ def test_shortcuts_change_no_bit(method, settings, network, is_exact, made, monk
     """Scripts and shared evaluation; frozen bodies and sub-models round (`test_frozen.py`)."""
     federation, results = FEDERATION, []
     make_method = partial(METHODS[method], **VALUES.get(method, {}))
-    if network == "norm":
+    if network in ("norm", "own", "augmented"):
         federation, net = SMALL, tiny(norm=True)
+        net.traits = replace(net.traits, trusted=network != "own")
+        if network == "augmented":
+            federation = replace(SMALL, augment=Augment(flip=True, rotate=30.0, crop=1))
     else:
         net = models.build_network(network, federation.shape, federation.classes, 0)
     for steps_before in (0, 10**9):
@@ -265,14 +269,17 @@ def test_shortcuts_change_no_bit(method, settings, network, is_exact, made, monk
     assert all(made)
 
 
-loss_scales = itertools.count(1)
+class Warming(METHODS["fedavg"]):
+    """A user's method that changes a number of its own after each round."""
 
-
-class Restless(METHODS["fedavg"]):
-    """A user's method, whose losses look at something beside trees and batches."""
+    scale = 0.5
 
     def loss(self, server, client, net, params, batch):
-        return next(loss_scales) * super().loss(server, client, net, params, batch)
+        return self.scale * super().loss(server, client, net, params, batch)
+
+    def aggregate(self, *arguments):
+        self.__dict__["scale"] = self.scale + 0.5
+        return super().aggregate(*arguments)
 
 
 def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
@@ -288,12 +295,11 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
         (METHODS["fedavg"](), SETTINGS["adamw"]),
         (METHODS["fedavg"](), replace(SETTINGS["adam"], betas=(0.5, 0.9))),
         (METHODS["fedavg"](), replace(SETTINGS["adam"], eps=0.1)),
-        (Restless(), local),
+        (Warming, local),
     ]
 
     def play(backend, method, local):
-        global loss_scales
-        loss_scales = itertools.count(1)
+        method = method() if method is Warming else method
         return play_on(backend, method, FEDERATION, PAIRS, local)
 
     def make_loop():

@@ -57,6 +57,9 @@ class ClientTraining:
         ((federation, client),) = job.rows
         self._split = ClientSplit(federation, "train", client)
         self._data = gather_data(federation, self._split.sample_indices)
+        samples = self._data._asdict()
+        if federation.augment:
+            samples["black"] = federation.black
         self._streams_with_differing_masks = streams_with_differing_masks(job.plan.phases)
 
         # ---- Step 2: what steps change
@@ -71,7 +74,7 @@ class ClientTraining:
             client=job.client,
             buffers=job.buffers,
             surroundings=job.surroundings,
-            samples=self._data._asdict(),
+            samples=samples,
             sums=sums,
         )
         self._step_count = 0

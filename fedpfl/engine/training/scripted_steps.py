@@ -19,7 +19,6 @@ from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.step import PureStep, StepState
 from fedpfl.engine.training.vectorize import Hook
 from fedpfl.ground import tree
-from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Data, Method, Phase
 
@@ -128,7 +127,11 @@ class ScriptedSteps:
         adam = (local.optimizer, local.betas, local.eps)
         job = self._step.job
         # A method's hook is equal to itself alone: other values would be other constants.
-        hooks = None if job.is_plain else tuple(_list_hooks(job, self._step.phase))
+        hooks = None
+        if not job.is_plain:
+            # A user's method may change its numbers between rounds.
+            numbers = [value for value in vars(job.method).values() if isinstance(value, float | int)]
+            hooks = (*_list_hooks(job, self._step.phase), *numbers)
         forms = []
         for name, leaf in tree.items(self._state):
             # Steps do not depend on how many samples a client has.
@@ -137,7 +140,8 @@ class ScriptedSteps:
         keeps = (job.plan.by_sample, job.wants_records)
         # Two phases may have trees of one form, and move other leaves of them.
         moving = (tuple(self._step.trainable.indices), tuple(self._state.masks))
-        return hooks, settings, adam, keeps, moving, tuple(forms)
+        augment = job.rows[0].federation.augment
+        return hooks, settings, adam, keeps, moving, augment, tuple(forms)
 
 
 def make_scripted_steps(
@@ -164,22 +168,18 @@ def _looks_at_tensors_alone(step: PureStep) -> bool:
     """Check that tensors alone decide a phase's steps."""
     job = step.job
     traits = step.net.traits
-    # A user's network may look at anything.
-    if not traits.trusted or traits.draws or traits.recomputes or job.draws[0].protection:
+    if traits.draws or traits.recomputes or job.draws[0].protection:
         return False
-    if job.rows[0].federation.augment or not step.trainable.indices:
+    if not step.trainable.indices:
         return False
     # Statistics of a frozen body move.
     if step.body and step.net.buffers:
         return False
     if job.is_plain:
         return True
-    is_large = tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES
-    # A user's method may look at anything.
-    is_known = is_of_package(type(job.method)) and all(
-        _is_known_hook(hook, job.method) for hook in _list_hooks(job, step.phase)
-    )
-    return is_known and not is_large
+    if tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES:
+        return False
+    return all(_is_known_hook(hook, job.method) for hook in _list_hooks(job, step.phase))
 
 
 def _list_hooks(job: TrainJob, phase: Phase) -> list[Hook]:

@@ -39,8 +39,8 @@ class StepState(NamedTuple):
         moments: The optimizer's state of the leaves that move.
         masks: Masks of leaves that move in part, by position; see `as_float_mask`.
         surroundings: As in TrainJob.
-        samples: The client's training samples: `x`, `y`, and `features` where a script repeats
-            steps on a frozen body.
+        samples: The client's training samples: `x`, `y`, `black` where they are augmented, and
+            `features` where a script repeats steps on a frozen body.
         sums: Of the losses, of the losses weighted by samples, and of the samples.
     """
 
@@ -252,7 +252,7 @@ class PureStep:
             if randoms:
                 batch = batch._replace(random=numbers[:, :randoms])
             if federation.augment:
-                x = federation.apply_augmentation(batch.x, numbers[:, randoms:])
+                x = federation.augment(batch.x, numbers[:, randoms:], state.samples["black"])
                 batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
             batches[position] = batch
         return batches
