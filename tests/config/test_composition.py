@@ -4,7 +4,14 @@ from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
 
-WORDS = ("method=fedper rounds=4 local.lr=0.5", "++name=abc debug=fast", "round=4", "method=nope")
+WORDS = (
+    "method=fedper rounds=4 local.lr=0.5",
+    "rounds=5 method=fedper ~eval.every",
+    "method=fedper method.head_init=initial method={head_init:server_average}",
+    "++name=abc debug=fast",
+    "round=4",
+    "method=nope",
+)
 
 
 def compose(words):

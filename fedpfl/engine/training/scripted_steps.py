@@ -130,7 +130,9 @@ class ScriptedSteps:
         hooks = None
         if not job.is_plain:
             # A user's method may change its numbers between rounds.
-            numbers = [value for value in vars(job.method).values() if isinstance(value, float | int)]
+            numbers = [
+                value for value in vars(job.method).values() if isinstance(value, float | int)
+            ]
             hooks = (*_list_hooks(job, self._step.phase), *numbers)
         forms = []
         for name, leaf in tree.items(self._state):
