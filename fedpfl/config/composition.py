@@ -62,7 +62,7 @@ class CachingLoader(ConfigLoaderImpl):
 
     def _load_configuration_impl(self, *arguments: Any, **options: Any) -> DictConfig:
         """Load a configuration, with a list of files that is known from words alike."""
-        config_loader_impl.create_defaults_list = self._find_defaults
+        config_loader_impl.create_defaults_list = self._find_defaults  # type: ignore[assignment]
         try:
             return super()._load_configuration_impl(*arguments, **options)
         finally:
@@ -72,7 +72,8 @@ class CachingLoader(ConfigLoaderImpl):
         self, repo: IConfigRepository, overrides_list: list[Override], **options: Any
     ) -> DefaultsList:
         """Find the list of files, which depends on the words that choose files."""
-        choices, values = [], []
+        choices: list[Override] = []
+        values: list[Override] = []
         for override in overrides_list:
             if not override.is_sweep_override():
                 is_value = isinstance(override.value(), dict)
