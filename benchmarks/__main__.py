@@ -10,7 +10,7 @@
     partition  statistics and a picture of a partition
     sites      federations of many sites
     small      small networks, beside a plain loop and the bare kernels
-    workers    how many threads a round of small networks could keep busy
+    workers    how well 2 to 16 worker threads share a round of small networks
     submodels  sub-models at their true size, beside zeros around them
     tables     small, sites, submodels and overhead, in minutes (`make bench`)
     pretrain   train a network for adapters to start from
