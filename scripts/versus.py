@@ -502,7 +502,10 @@ def write_rows(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def make_table(results: Path) -> str:
-    """Return the page's part: a line on where and when, a row for each peer and method."""
+    """Return the page's part: a line on where and when, a row for each day, peer and method.
+
+    A row of a later day says so; machine and load are the first day's.
+    """
     if not results.is_file():
         return "Nothing has been measured yet."
     with results.open(newline="") as file:
@@ -510,7 +513,7 @@ def make_table(results: Path) -> str:
 
     # ---- Where and when
     facts = rows[0]
-    loads = sorted(float(row["load"]) for row in rows)
+    loads = sorted(float(row["load"]) for row in rows if row["date"] == facts["date"])
     machine = f"{facts['cores']} cores, {facts['machine']}, {facts['device']}"
     caption = (
         f"Measured on {facts['date']} ({machine}, torch {facts['torch']}, Python"
@@ -518,12 +521,15 @@ def make_table(results: Path) -> str:
         f" {loads[-1]:.1f}; medians ([all](results/versus.csv)).\n\n"
     )
 
-    # ---- A row for each peer and method, over its repeats
-    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    # ---- A row for each day, peer and method, over its repeats
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in rows:
-        groups.setdefault((row["peer"], row["method"]), []).append(row)
+        groups.setdefault((row["date"], row["peer"], row["method"]), []).append(row)
     lines = []
-    for (peer, method), group in groups.items():
+    for (day, peer, method), group in groups.items():
+        version = group[0]["version"]
+        if day != facts["date"]:
+            version += f" on {day}"
         successes = [row for row in group if not row["error"]]
         if successes:
             cells = []
@@ -533,7 +539,7 @@ def make_table(results: Path) -> str:
             cells.append(successes[0]["lines"])
         else:
             cells = [group[-1]["error"].replace("|", "/"), *[""] * len(PAGE_COLUMNS)]
-        lines.append([peer, group[0]["version"], method, *cells])
+        lines.append([peer, version, method, *cells])
     titles = "|version|method|s/round|peak MiB|first round, s|accuracy, %|lines"
     return caption + markdown(titles.split("|"), lines)
 
