@@ -75,8 +75,6 @@ def sort_entries(entries: Sequence[Entry], key: str) -> list[Entry]:
         FedpflError: there is no such key.
     """
     frame = pd.DataFrame([entry.record for entry in entries])
-    if key not in frame and key in COLUMNS and key in METRICS:
-        frame[key] = math.nan  # a score of tasks that no run has
     if key not in frame:
         raise FedpflError(f"--sort: {choices_text([*frame], key)}")
     is_best_highest = key in METRICS and METRICS[key].best == "max"

@@ -20,21 +20,17 @@ from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.release import require_readable
 from fedpfl.record import digests, rounds
+from fedpfl.report.names import YAML_LOADER
 from fedpfl.report.text import clip_text
 
 VALUE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors that values of an unexpected kind raise."""
-# The C loader reads a config some ten times faster; a thousand runs are a common sweep.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_config(folder: Path, summary: Values) -> Record:
     """Read config.yaml. Raises FedpflError, as all functions here."""
     with _open_text(folder, "config.yaml", summary) as text:
-        # A few aliases of aliases are billions of values; no run writes any.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
-            raise ValueError("it holds aliases, which no run writes")
-        return _require_mapping(yaml.load(text, _Loader))
+        return _require_mapping(yaml.load(text, YAML_LOADER))
 
 
 def read_summary(folder: Path) -> Record:

@@ -291,11 +291,9 @@ def _available_columns(chosen: Sequence[str], shown_groups: Sequence[Group]) -> 
         elif _is_measure_of_plugin(key, shown_runs):
             columns.setdefault(key, Column(key, "short"))
         if key not in columns:
-            name = key.rpartition(".")[2]
-            near = [known for known in config_keys if known.rpartition(".")[2] == name]
             raise FedpflError(
                 f"no such column: {choices_text(columns, key)}; keys of config.yaml are columns too, "
-                f"such as {', '.join(near) or 'local.lr'}"
+                "such as local.lr"
             )
     return columns
 
