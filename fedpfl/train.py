@@ -162,9 +162,9 @@ def main() -> None:
             return
 
         # ---- Step 3: run.
-        sys.argv[1:] = (
-            arguments if ranks.is_main_process() else overrides.disable_hydra_files(arguments)
-        )
+        sys.argv[1:] = arguments
+        if not ranks.is_main_process():
+            sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null"]  # one process makes it
         has_started = True
         job()
         ranks.leave_process_group()

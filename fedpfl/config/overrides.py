@@ -295,11 +295,6 @@ def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[
     return words
 
 
-def disable_hydra_files(arguments: Iterable[str]) -> list[str]:
-    """Return the words for a process in which Hydra makes no directory."""
-    return [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null"]
-
-
 # ---- Reading words
 
 
@@ -365,8 +360,3 @@ def find_config_dirs(run_words: Iterable[str]) -> list[Path]:
     """Return the folders beside ours in which words have configurations looked for."""
     entries = [entry.removeprefix(FILE) for entry in read_list_value(run_words, SEARCHPATH)]
     return [Path(entry) for entry in entries if "://" not in entry]
-
-
-def is_hydra_setting(word: str) -> bool:
-    """Return True if a word sets a key of Hydra and not of a run."""
-    return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")

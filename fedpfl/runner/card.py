@@ -17,6 +17,7 @@ from fedpfl.ground.intervals import HIGH, LOW
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION, NEXT_TOKEN, Task, configured_task
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
+from fedpfl.report.text import escape_markdown
 
 if TYPE_CHECKING:
     from fedpfl.runner.library import Trained
@@ -214,7 +215,4 @@ def _format_cell(value: Any) -> str:
     """Escape a text for a cell of a Markdown table."""
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4g}"
-    text = str(value)
-    for character in "\\|`*_<>&[]":
-        text = text.replace(character, f"\\{character}")
-    return text
+    return escape_markdown(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 
 import torch
 
@@ -20,17 +20,24 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.columns import CLIENT_PRIVACY, KIND_COLUMNS, PRIVACY_SCOPE, round_columns
-from fedpfl.runner.attendance import MODEL_COLUMNS, find_trained_clients
-from fedpfl.runner.evaluate import Evaluation, evaluate_clients
+from fedpfl.runner.evaluate import Evaluation, evaluate_clients, measure_recovery
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
-from fedpfl.runner.recovery import measure_recovery
 
 IMPURE = (
     "method={method} draws global random numbers ({names}): they are seeded so that the run "
     "repeats, for which the loop backend takes one client at a time; draw in `sample` instead "
     "(docs/safety.md)"
 )
+
+MODEL_COLUMNS = (
+    "cohort_before",
+    "cohort_after",
+    "cohort_loss_before",
+    "cohort_loss_after",
+    "train_loss",
+)
+"""Columns that stay empty until a client has made a step."""
 
 
 @dataclass(eq=False)
@@ -277,3 +284,12 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
     if run.account:
         columns["epsilon"] = run.account.epsilon(state.round)
     return columns
+
+
+def find_trained_clients(state: engine.State) -> set[int]:
+    """Return the indices of clients that have made a step."""
+    rows = state.rows
+    if not rows.stored_clients:
+        return set()
+    flags = rows.take("facts", rows.stored_clients)["trained"].tolist()
+    return {*compress(rows.stored_clients, flags)}

@@ -23,10 +23,9 @@ from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
 from fedpfl.record.run_files import STATES_AT_NODES, require_states_here
 from fedpfl.runner import header, resume
-from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import Diverged, TrialPruned
-from fedpfl.runner.loop import Round, train_rounds
+from fedpfl.runner.loop import Round, find_trained_clients, train_rounds
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs
 from fedpfl.runner.trials import SearchTrial
 from fedpfl.testing.run_trial import try_plugins

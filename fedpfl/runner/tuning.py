@@ -281,7 +281,6 @@ def _tune_method(
     play_seeds(final_folder, [*final_words, *restart_words], seeds, run_command)
 
     # ---- Step 3: the result, and the command that repeats the final runs.
-    run_words = [word for word in final_words if not overrides.is_hydra_setting(word)]
     seeds_word = f"seed={','.join(map(str, seeds))}"
     record = {
         "method": method,
@@ -290,7 +289,7 @@ def _tune_method(
         "rounds": result.rounds,
         request.select: result.value,
         "at_end": " ".join(find_edge_values(result.overrides, result.space)),
-        "command": shlex.join(["python", "-m", "fedpfl.train", "-m", *run_words, seeds_word]),
+        "command": shlex.join(["python", "-m", "fedpfl.train", "-m", *final_words, seeds_word]),
     }
     return TunedMethod(record, final_runs)
 

@@ -29,7 +29,7 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.runner.attendance import find_trained_clients
+from fedpfl.runner.loop import find_trained_clients
 from fedpfl.testing import toy
 from tests.command import (
     TINY,

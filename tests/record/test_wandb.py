@@ -16,8 +16,7 @@ import pytest
 from fedpfl import dashboard
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import service_run_id
-from fedpfl.record.overview import summarize_rows
+from fedpfl.record.mirror import service_run_id, summarize_rows
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.record.wandb_logger import WandbLogger, WandbOptions, choose_mode

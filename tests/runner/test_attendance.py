@@ -11,7 +11,7 @@ from fedpfl.report.__main__ import main as report
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.html import write_pages
 from fedpfl.report.tables import accuracy_table
-from fedpfl.runner import attendance, trials
+from fedpfl.runner import loop, trials
 from tests.command import TINY, play_run, read_summary, read_table, rewrite_summary
 from tests.conftest import keep_quick
 from tests.record.test_damage import assert_ends_alike
@@ -36,7 +36,7 @@ def test_a_model_that_nobody_trained_is_no_result(text, tmp_path):
 
     rows = read_table(run / "rounds.csv")
     assert len(rows) == 4
-    untold = {*ACCURACIES, *attendance.MODEL_COLUMNS} & rows[0].keys()
+    untold = {*ACCURACIES, *loop.MODEL_COLUMNS} & rows[0].keys()
     assert untold > {"accuracy", "loss"}
     assert {row[name] for row in rows for name in untold} == {""}
     assert {row["accuracy"] for row in read_table(run / "clients.csv")} == {""}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import fedpfl
-from fedpfl.runner.evaluate import Evaluation
-from fedpfl.runner.recovery import measure_recovery
+from fedpfl.runner.evaluate import Evaluation, measure_recovery
 from tests.command import (
     assert_refused,
     format_override,
