@@ -16,6 +16,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -282,25 +283,68 @@ class Warming(METHODS["fedavg"]):
         return super().aggregate(*arguments)
 
 
+class WarmingList(Warming):
+    """The same by a list."""
+
+    scales = (0.5,)
+
+    def loss(self, server, client, net, params, batch):
+        return self.scales[-1] * METHODS["fedavg"].loss(self, server, client, net, params, batch)
+
+    def aggregate(self, *arguments):
+        self.__dict__["scales"] = [*self.scales, self.scales[-1] + 0.5]
+        return METHODS["fedavg"].aggregate(self, *arguments)
+
+
+class ByValues(METHODS["fedavg"]):
+    """A user's method whose loss reads values of a batch."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.__dict__["read"] = read
+
+    def loss(self, server, client, net, params, batch):
+        losses = F.cross_entropy(net(params, batch.x), batch.y, reduction="none")
+        return self.read(losses, batch.x.flatten(1).sum(1))
+
+
+def find_kinds(values):
+    return values.round().long() % 7
+
+
+def count_present(values):
+    is_present = torch.zeros(7, dtype=torch.bool).index_fill(0, find_kinds(values), True)
+    return len(torch.ones(7)[is_present])
+
+
+READERS = [
+    lambda losses, values: losses.mean() * values.tolist()[0],
+    lambda losses, values: losses.mean() * float(np.asarray(values).max()),
+    lambda losses, values: losses.mean() / len(find_kinds(values).unique()),
+    lambda losses, values: losses.mean() / count_present(values),
+]
+
+
 def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
     monkeypatch.setattr(scripts, "STEPS_BEFORE", 0)
     net = models.build_network("mlp", FEDERATION.shape, FEDERATION.classes, 0, hidden=(8,))
     local = SETTINGS["momentum"]
     runs = [
-        (METHODS["fedprox"](mu=0.1), local),
-        (METHODS["fedprox"](mu=2.0), local),
-        (METHODS["fedavg"](), replace(local, momentum=0.2)),
-        (METHODS["fedavg"](), local),
-        (METHODS["fedavg"](), SETTINGS["adam"]),
-        (METHODS["fedavg"](), SETTINGS["adamw"]),
-        (METHODS["fedavg"](), replace(SETTINGS["adam"], betas=(0.5, 0.9))),
-        (METHODS["fedavg"](), replace(SETTINGS["adam"], eps=0.1)),
+        (partial(METHODS["fedprox"], mu=0.1), local),
+        (partial(METHODS["fedprox"], mu=2.0), local),
+        (METHODS["fedavg"], replace(local, momentum=0.2)),
+        (METHODS["fedavg"], local),
+        (METHODS["fedavg"], SETTINGS["adam"]),
+        (METHODS["fedavg"], SETTINGS["adamw"]),
+        (METHODS["fedavg"], replace(SETTINGS["adam"], betas=(0.5, 0.9))),
+        (METHODS["fedavg"], replace(SETTINGS["adam"], eps=0.1)),
         (Warming, local),
+        (WarmingList, local),
+        *[(partial(ByValues, read), local) for read in READERS],
     ]
 
-    def play(backend, method, local):
-        method = method() if method is Warming else method
-        return play_on(backend, method, FEDERATION, PAIRS, local)
+    def play(backend, make_method, local):
+        return play_on(backend, make_method(), FEDERATION, PAIRS, local)
 
     def make_loop():
         return make_backend(Engine("loop", workers=1), net, CPU)

@@ -129,11 +129,8 @@ class ScriptedSteps:
         # A method's hook is equal to itself alone: other values would be other constants.
         hooks = None
         if not job.is_plain:
-            # A user's method may change its numbers between rounds.
-            numbers = [
-                value for value in vars(job.method).values() if isinstance(value, float | int)
-            ]
-            hooks = (*_list_hooks(job, self._step.phase), *numbers)
+            # A user's method may have other numbers in another round.
+            hooks = (*_list_hooks(job, self._step.phase), *vars(job.method).values())
         forms = []
         for name, leaf in tree.items(self._state):
             # Steps do not depend on how many samples a client has.
@@ -180,6 +177,9 @@ def _looks_at_tensors_alone(step: PureStep) -> bool:
     if job.is_plain:
         return True
     if tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES:
+        return False
+    # A list could be another one in the next round.
+    if not all(isinstance(value, Hashable) for value in vars(job.method).values()):
         return False
     return all(_is_known_hook(hook, job.method) for hook in _list_hooks(job, step.phase))
 

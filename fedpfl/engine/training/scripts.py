@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.ground import tree
@@ -35,6 +36,9 @@ MOST_KINDS = 256
 
 ODD_ROWS = (59, 61, 67)
 """Rows of batches that no network has among its sizes, so that a recording shows where they are."""
+
+VALUE_READERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+"""By these Python reads values past the dispatcher."""
 
 ODD_RATE = 0.01234567890123
 """A learning rate that no network has among its constants, so that a recording shows where it is."""
@@ -154,7 +158,7 @@ def write_script(
     try:
         # A step is recorded on copies: the client goes on from where it was.
         recording = _Recording(_copy_tensors(tensors), _with_odd_sizes(minibatch))
-        with recording:
+        with recording, _ReadingRefused():
             record = step(recording.tensors, recording.minibatch, ODD_RATE)
         return recording.write_script(record)
     except Exception as error:
@@ -217,6 +221,15 @@ def _are_equal(trees: list[Tree], expected: list[Tree]) -> bool:
 
 class _Unscriptable(Exception):
     """A step does what no script repeats."""
+
+
+class _ReadingRefused(TorchFunctionMode):
+    """Refuse steps in which Python reads values: a script would keep the first ones."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in VALUE_READERS:
+            raise _Unscriptable(f"{func}")
+        return func(*args, **(kwargs or {}))
 
 
 class _Recording(TorchDispatchMode):
@@ -287,9 +300,14 @@ class _Recording(TorchDispatchMode):
             return
         results = list(result) if isinstance(result, tuple | list) else [result]
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        # A number that Python has read from a tensor would be a constant.
+        # A number that Python has read from a tensor would be a constant, and so would a size.
         is_read = not all(leaf is None or isinstance(leaf, Tensor) for leaf in results)
-        if func.namespace != "aten" or is_random or is_read:
+        is_sized_by_values = torch.Tag.dynamic_output_shape in func.tags
+        if func is torch.ops.aten.index.Tensor:
+            is_sized_by_values = any(
+                index is not None and index.dtype == torch.bool for index in args[1]
+            )
+        if func.namespace != "aten" or is_random or is_read or is_sized_by_values:
             raise _Unscriptable(f"{func}")
 
         # ---- Step 2: the operation, or one for each tensor of a list.
