@@ -4,7 +4,8 @@
 
 `waits`: how often the host waits for the GPU in a round, and where. `equal`: whether two runs give
 the same bits. `profile`: the kernels of a round that take longest. `convolutions`: microseconds of
-the gradients of ten models' convolutions, side by side, in each form that PyTorch has for them.
+the gradients of ten models' convolutions, side by side, in each form that PyTorch has for them and
+by Triton kernels, with the largest error.
 The network is cnn4 with ten clients a round and random 3x32x32 images; rounds are of FedOBP, with
 CUDA graphs.
 """
@@ -16,6 +17,8 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +38,7 @@ from fedpfl.ground import tree
 WARM_ROUNDS = 3
 LINES = 25  # of a profile
 REPEATS = 15  # replays that a median is of
+Form = Callable[[Tensor, Tensor], Tensor]
 SHAPES = ((3, 32, 5, 32), (32, 64, 5, 14), (64, 64, 3, 16))
 """Input channels, output channels, rows of the kernel and of the image."""
 
@@ -138,7 +142,14 @@ def convolve_one_by_one(x: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([F.conv2d(images, own) for images, own in zip(x, weight, strict=True)])
 
 
-FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+def convolve_by_triton(x: Tensor, weight: Tensor, warps: int) -> Tensor:
+    """Convolve by kernels of this folder, which need triton."""
+    from benchmarks.variants import triton_convolution
+
+    return triton_convolution.convolve(x, weight, warps=warps)
+
+
+FORMS: dict[str, Form] = {
     "grouped": convolve_grouped,
     "channels last": convolve_channels_last,
     "products": convolve_by_products,
@@ -148,21 +159,48 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def print_convolutions(precision: str) -> None:
     """Print a table of the microseconds of each form, for ten models and for three."""
-    rows = []
+    rows, forms = [], {**FORMS}
+    if find_spec("triton"):
+        forms |= {f"triton, {k} warps": partial(convolve_by_triton, warps=k) for k in (8, 4)}
     for (inputs, outputs, size, side), models in product(SHAPES, (10, 3)):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         x = torch.randn(models, LOCAL.batch_size, inputs, side, side, device="cuda", dtype=dtype)
         weight = torch.randn(models, outputs, inputs, size, size, device="cuda", dtype=dtype)
         cells = [f"{inputs} to {outputs}, {size}x{size}, {side}x{side}", str(models)]
-        for form in FORMS.values():
-            cells.append(f"{time_gradients(form, x, weight, precision):.0f}")
+        for name, form in forms.items():
+            try:
+                error = find_error(form, x, weight, precision)
+                microseconds = time_gradients(form, x, weight, precision)
+                cells.append(f"{microseconds:.0f} ({error:.0e})")
+            except Exception as error:  # one form costs no other its time
+                print(f"{name}, {cells}: {error}")
+                cells.append("failed")
         rows.append(cells)
-    print(harness.format_table((f"convolution, {precision}", "models", *FORMS), rows))
+    print(harness.format_table((f"convolution, {precision}", "models", *forms), rows))
 
 
-def time_gradients(
-    form: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, precision: str
-) -> float:
+def find_error(form: Form, x: Tensor, weight: Tensor, precision: str) -> float:
+    """Return the largest error of an output and its gradients, relative to their largest value.
+
+    It is nan where the same again has other bits.
+    """
+    upstream = torch.randn_like(form(x, weight))
+
+    def differentiate(form: Form, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [one.detach().to(dtype).requires_grad_() for one in (x, weight)]
+        out = form(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(dtype))]
+
+    right = differentiate(convolve_grouped, torch.float64)
+    with reproducible_arithmetic(x.device, precision):
+        found, again = (differentiate(form, x.dtype) for _ in range(2))
+    if not all(map(torch.equal, found, again)):
+        return float("nan")
+    pairs = zip(found, right, strict=True)
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
+
+
+def time_gradients(form: Form, x: Tensor, weight: Tensor, precision: str) -> float:
     """Return the median microseconds of a convolution and its gradients, as a replayed graph."""
     # The gradient at images from the data set is never asked for.
     wanted = [weight, x] if x.shape[2] > 3 else [weight]

@@ -19,7 +19,7 @@ within 20 "$python" -c "import torch; print(torch.__version__, torch.version.cud
 within 60 "$python" -m pytest -q -m cuda -x tests/engine/test_program.py
 within 60 "$python" -m fedpfl.train device=cuda method=fedobp rounds=6 restart=true "hydra.run.dir=$out/gpu_auto"
 for precision in fp32 bf16; do
-    for part in equal waits profile convolutions; do within 40 "$python" -m benchmarks gpu $part --precision $precision; done
+    for part in equal waits profile convolutions; do within 60 "$python" -m benchmarks gpu $part --precision $precision; done
 done
 bench 120 32x32 --side 32 --repeats 1
 bench 60 28x28 --side 28 --repeats 1
