@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -73,11 +72,7 @@ class LockstepLauncher(Launcher):
         jobs = [*map(self._make_job, configs, count(initial_job_idx))]
         if not self._should_join(configs):
             return [job() for job in jobs]
-        config_before = HydraConfig.instance().cfg
-        try:
-            returns = lockstep.LockstepStage(self._jobs).play(jobs)
-        finally:
-            HydraConfig.instance().cfg = config_before  # jobs end in any order
+        returns = lockstep.LockstepStage(self._jobs).play(jobs)
         for job_return in returns:
             # A job's own failure is a JobReturn; anything else ends the sweep.
             if isinstance(job_return, BaseException):

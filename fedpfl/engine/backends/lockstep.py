@@ -55,7 +55,7 @@ class LockstepStage:
         self._active_count = 0  # jobs that are neither waiting for an answer nor over
         self._living_count = 0
         self._requests: list[_Request] = []
-        self._broken: BaseException | None = None
+        self._is_broken = False
         self._shared: dict[Hashable, Any] = {}
         self._admitted_bytes = 0  # of the states of jobs that were admitted
 
@@ -110,12 +110,11 @@ class LockstepStage:
                     self._run_requests([*self._requests])
                 else:
                     return results
-        except BaseException as error:
+        except BaseException:
             # ---- Step 2: an interrupt ends all jobs.
             with self._news:
-                self._broken = error
-                requests = [*self._requests]
-            for request in requests:  # an interrupt may come between two answers
+                self._is_broken = True
+            for request in self._requests:  # an interrupt may come between two answers
                 if not request.results.done():
                     self._add_counts(active=1)
                     request.results.set_exception(KeyboardInterrupt())
@@ -128,11 +127,9 @@ class LockstepStage:
         """Wait, in a job's thread, for the other jobs and for the results of calls."""
         request = _Request(backend, calls)
         with self._news:
-            broken = self._broken
-            if not broken:
-                self._requests.append(request)
-        if broken:
-            raise KeyboardInterrupt
+            if self._is_broken:
+                raise KeyboardInterrupt
+            self._requests.append(request)
         # Another job moves while this one waits for its answer.
         self._turn.release()
         self._add_counts(active=-1)
