@@ -278,22 +278,6 @@ def test_runs_ask_for_their_places_side_by_side():
     assert run_location.INVALID not in places[0]
 
 
-WRONG_FILES = """
-method | mu: 0.1 | method=mine => method.name must be one of
-local | lr: 0.1 | local=mine => local is a group of keys; set one of them, local.KEY=...
-experiment | # @package _global_;;defaults: [/method: fedprox] | experiment=mine => To override a value use 'override method: fedprox'
-"""
-
-
-@pytest.mark.parametrize(("file", "message"), read_cases(WRONG_FILES))
-def test_a_file_of_ones_own_that_is_wrong_is_one_line(file, message, tmp_path):
-    group, text, word = (part.strip() for part in file.split("|"))
-    (tmp_path / "my" / group).mkdir(parents=True)
-    (tmp_path / "my" / group / "mine.yaml").write_bytes(text.replace(";;", "\n").encode("latin-1"))
-    (line,) = run_command("--config-dir", "my", word, *TINY, cwd=tmp_path).complaints
-    assert message in line
-
-
 def test_a_folder_of_ones_own_is_read_by_every_way_to_look_at_a_run(tmp_path):
     (tmp_path / "my/experiment").mkdir(parents=True)
     text = "# @package _global_\nlocal:\n  lr: 0.125\n"

@@ -245,11 +245,9 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(beside: Path)
 
 
 WRONG_FILES = """
-absent => No such file or directory; name a Python file that there is
 x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS, METRICS of names
 a = 1;;b = c => :2: NameError: name 'c' is not defined
 METHODS = {'mine': int} => method=mine: it must be a subclass of fedpfl.methods.Method
-MODELS = {'mine': lambda shape, classes, head: 0} => model=mine: its argument head is a key that every choice has
 MODELS = {'mine': lambda shape, classes: 0, 'cnn4': int} => model=cnn4: it exists already; choose another name
 """
 WRONG_HOOKS = """
@@ -271,8 +269,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path)
     file = tmp_path / "mine.py"
     before = [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()]
     columns = [*METRICS]
-    if text != "absent":
-        file.write_text(text)
+    file.write_text(text)
     with pytest.raises(FedpflError) as error:
         plugins.load_plugins([str(file)])
     assert re.match(

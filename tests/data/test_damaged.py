@@ -143,17 +143,6 @@ def test_damaged_files(tmp_path, monkeypatch, name):
     assert sorted(tmp_path.rglob("*")) == before  # nothing is left behind
 
 
-def test_a_damaged_cache_is_made_again(tmp_path, monkeypatch):
-    world = png(monkeypatch)
-    write(tmp_path, world.files)
-    whole = world.read(tmp_path)
-    (cache,) = (tmp_path / "cache").iterdir()
-    data, rng = cache.read_bytes(), np.random.default_rng(0)
-    for _ in range(TRIED // 2):
-        cache.write_bytes(damaged(data, rng))
-        assert fingerprint(attempt(lambda: world.read(tmp_path))) == fingerprint(whole)
-
-
 class Trap:
     """Leaves a file behind where it is unpickled."""
 

@@ -297,16 +297,11 @@ USUAL: dict[str, dict] = {
         "train_samples": 50,
         "test_samples": 10,
     },
-    "file": {"path": "parts.json"},
 }
 ERRORS = """
 dirichlet | min_samples: 201 | need 2010 samples, the data set has 2000
 shards | classes_per_client: 11 | partition.classes_per_client must be at most the number of classes, 10
-extended_dirichlet | {alpha: 0.01, min_samples: 190, max_attempts: 5} | found no split in 5 attempts
-groups | groups: null | partition=groups needs a data set whose samples are from several domains or persons
 groups | clients: 7 | clients to be at most the 5 groups or a multiple of them, got 7; set clients=5
-groups | test_fraction: null | tests clients on the data set's original test part, and this one has none; set part
-shuffled_shards | clients: 7 | to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number
 fixed_dirichlet | {alpha: 0.001, train_samples: 500} | a client is to have 500 samples of a class that has
 """
 """Scheme | options, as YAML | what is said."""

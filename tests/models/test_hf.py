@@ -240,8 +240,6 @@ def test_layers_are_named_as_in_peft_and_the_map_to_the_vocabulary_is_frozen():
 
 REFUSED = """
 bertt | {} | TEXTS | arch=bertt is no folder .* did you mean bert
-bert | {} | LINES | is of the kind bert; take a decoder such as gpt2
-t5 | {"decoder_start_token_id": 0} | TEXTS | is of the kind t5; take an encoder or a decoder
 gpt2 | {"n_positions": 5} | TEXTS | reads 5 tokens; set dataset.length=5
 """
 

@@ -77,12 +77,9 @@ def test_the_command_as_in_one_place(here):
 
 
 REFUSED = r"""
-unseen=0.25 => a federation has no newcomers; set unseen=0
-eval.common=true => a federation has samples at their nodes; leave out eval.common
 system=simulated => real time, .* set system=none
 federate.minimun=1 => federate.minimun
 method=centralized => samples that stay at nodes; centralized training is for train
-attack=lie attack.share=0.5 => nodes that play .* honestly; set attack=none
 SITES shift.label_noise=0.1 => shift lays anew what clients hold
 SITES dataset.missing=median => dataset.missing=median needs the values of all sites, and samples are at
 """

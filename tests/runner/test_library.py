@@ -253,20 +253,6 @@ def test_changed_code_of_the_method_is_told(copy, monkeypatch):
         fedpfl.load(copy).personal(0)
 
 
-UNANSWERED = r"""
-run.personal(4) => client must be a whole number from 0 to 3, got 4
-run.predict(0, np.zeros((2, 1, 28, 28))) => uint8 .* digits, got float64
-fedpfl.load(run.path, "cuda:77").mask(0) => no such CUDA device
-"""
-
-
-def test_questions_without_an_answer(folder):
-    run = fedpfl.load(folder)
-    for question, line in read_cases(UNANSWERED):
-        with pytest.raises(fedpfl.FedpflError, match=line):
-            eval(question, {"run": run, "fedpfl": fedpfl, "np": np})
-
-
 def test_an_export_is_all_or_nothing(folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").touch()
