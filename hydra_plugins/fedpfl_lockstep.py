@@ -1,6 +1,4 @@
-"""Register the Hydra launchers `lockstep`, which fedpfl/engine/backends/lockstep.py carries out, and
-`auto`, the default.
-"""
+"""Register the Hydra launcher `lockstep`, which fedpfl/engine/backends/lockstep.py carries out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Options:
 
     Attributes:
         jobs: How many run together at most, as far as memory holds their states.
-        on_cpu: Whether jobs run in lockstep on a CPU too.
+        on_cpu: Whether jobs run in lockstep on a CPU too; the default of a sweep leaves it out.
     """
 
     _target_: str = "hydra_plugins.fedpfl_lockstep.LockstepLauncher"
@@ -31,8 +29,9 @@ class Options:
     on_cpu: bool = True
 
 
-for name, options in {"lockstep": Options(), "auto": Options(on_cpu=False)}.items():
-    ConfigStore.instance().store(group="hydra/launcher", name=name, node=options, provider="fedpfl")
+ConfigStore.instance().store(
+    group="hydra/launcher", name="lockstep", node=Options, provider="fedpfl"
+)
 
 
 class LockstepLauncher(Launcher):

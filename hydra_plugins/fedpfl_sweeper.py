@@ -30,6 +30,7 @@ from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError, error_text, escape_controls
 from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.terminal import print_notice
+from hydra_plugins import fedpfl_lockstep
 
 SAVING_TIMEOUT = 20.0
 """Seconds in which jobs in other processes save their runs, where the sweep ends before them."""
@@ -78,6 +79,10 @@ class Sweeper(BasicSweeper):
         self._counted_task = CountedTask(task_function)
         self._loader = CachingLoader(hydra_context.config_loader)
         hydra_context.config_loader = self._loader
+        # An experiment's launcher stands, as does one that the command line names.
+        is_default = config.hydra.runtime.choices["hydra/launcher"] == "basic"
+        if is_default and "hydra/launcher=basic" not in config.hydra.overrides.hydra:
+            config.hydra.launcher = fedpfl_lockstep.Options(on_cpu=False)
         super().setup(hydra_context=hydra_context, task_function=self._counted_task, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:

@@ -18,6 +18,7 @@ bench() { # seconds, name, options: the table is made anew after each
 within 20 "$python" -c "import torch; print(torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), torch.cuda.get_device_properties(0))"
 within 60 "$python" -m pytest -q -m cuda -x tests/engine/test_program.py
 within 60 "$python" -m fedpfl.train device=cuda method=fedobp rounds=6 restart=true "hydra.run.dir=$out/gpu_auto"
+within 60 "$python" -m fedpfl.train -m device=cuda method=fedobp rounds=6 seed=1,2 restart=true "hydra.sweep.dir=$out/gpu_sweep"
 for precision in fp32 bf16; do
     for part in equal waits profile convolutions; do within 60 "$python" -m benchmarks gpu $part --precision $precision; done
 done

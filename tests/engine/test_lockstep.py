@@ -165,7 +165,8 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path, monkeypatc
     assert result.code == 0, result.err
     assert len(admitted) == 2
     assert all(size > 10_000 and device == CPU for size, device in admitted)
-    run_command("-m", *TINY, "device=cpu", "hydra.sweep.dir=alone", *ARGUMENTS, cwd=tmp_path)
+    words = ("-m", *TINY, "hydra/launcher=basic", "hydra.sweep.dir=alone", *ARGUMENTS)
+    run_command(*words, cwd=tmp_path)
     runs = [path.parent for path in tmp_path.glob("alone/**/rounds.csv")]
     assert len(runs) == 2
     for run in runs:
