@@ -88,7 +88,7 @@ python -m fedpfl.train -m experiment=fedselect/sizes method=fedper,fedbabu parti
     partition.test_fraction=0.05 rounds=8 eval.every=8 eval.finetune_every=8 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train -m experiment=fedselect/alpha paper=fedselect_cifar10 method.alpha=0.05 model=resnet8 \
     partition.test_fraction=0.05 rounds=6 eval.every=6 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
-python -m fedpfl.train -m experiment=fedselect/ablation paper=fedselect_cifar10 method=fedselect model=resnet8 seed=1,2,4,5 \
+python -m fedpfl.train -m experiment=fedselect/ablation paper=fedselect_cifar10 method=fedselect model=resnet8 seed=1,2,3,4,5 \
     partition.samples_per_client=200 partition.test_fraction=0.15 method.personalise=most,random rounds=60 eval.every=10 \
     eval.finetune_every=60 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedselect/cifar10 method=fedselect,lg_fedavg,fedavg \
