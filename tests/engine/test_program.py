@@ -8,11 +8,14 @@ round, the stand-in does not see either.
 
 import dataclasses
 import gc
+import math
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -27,7 +30,7 @@ from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_
 from fedpfl.engine.backends import programs
 from fedpfl.engine.backends.programs import Program, ProgramCache
 from fedpfl.engine.keys import generator
-from fedpfl.engine.training import scripts
+from fedpfl.engine.training import scripts, turn
 from fedpfl.engine.training.scripted_steps import overwrite
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Data, Ditto, FedAvg, FedSelect
@@ -255,6 +258,7 @@ def test_shortcuts_change_no_bit(method, settings, network, is_exact, made, monk
             federation = replace(SMALL, augment=Augment(flip=True, rotate=30.0, crop=1))
     else:
         net = models.build_network(network, federation.shape, federation.classes, 0)
+    monkeypatch.setattr(turn, "LONGEST_STEP", math.inf)
     for steps_before in (0, 10**9):
         monkeypatch.setattr(scripts, "STEPS_BEFORE", steps_before)
         monkeypatch.setattr(scripts, "STEPS_BEFORE_SIZE", steps_before)
@@ -354,6 +358,42 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
     monkeypatch.setattr(scripts, "STEPS_BEFORE", 10**9)
     for states, run in zip(together, runs, strict=True):
         assert_same(states, play(make_loop(), *run))
+
+
+def test_one_thread_at_a_time_runs_python_where_steps_are_short():
+    """Another goes on while a script runs, and also where it fails."""
+    one, events = turn.Turn(), []
+
+    def work(name, has_begun, may_end):
+        with suppress(ValueError), one.hold():
+            events.append(f"{name} runs")
+            with one.give_away():
+                has_begun.set()
+                assert may_end.wait(9)
+                raise ValueError
+        with one.hold():
+            events.append(f"{name} ends")
+
+    one.note_step(2 * turn.LONGEST_STEP)
+    with one.hold(), one.give_away():
+        assert not one._lock.locked()
+    one.note_step(turn.LONGEST_STEP / 2)
+    first, second, end = threading.Event(), threading.Event(), threading.Event()
+    threads = [
+        threading.Thread(target=work, args=("one", first, second)),
+        threading.Thread(target=work, args=("other", second, end)),
+    ]
+    threads[0].start()
+    assert first.wait(9)
+    with one.hold():
+        threads[1].start()
+        assert not second.wait(0.05)
+        assert events == ["one runs"]
+    end.set()
+    for thread in threads:
+        thread.join(9)
+    assert events[1] == "other runs"
+    assert sorted(events[2:]) == ["one ends", "other ends"]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

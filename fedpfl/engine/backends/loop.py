@@ -160,6 +160,12 @@ class LoopBackend(Backend):
         return self._local.net
 
     def _run_client(self, call: Call, client: int, stop: threading.Event) -> Any:
+        """Take one client through a call, while no other thread runs Python if steps are short."""
+        scripts = self._shortcuts and self._shortcuts.scripts
+        with scripts.turn.hold() if scripts else nullcontext():
+            return self._do_jobs(call, client, stop)
+
+    def _do_jobs(self, call: Call, client: int, stop: threading.Event) -> Any:
         """Take one client through a call, and do each of its jobs."""
         net = self._thread_net()
         net.generator = None

@@ -11,6 +11,7 @@ import itertools
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedpfl.engine.training.turn import Turn
 from fedpfl.ground import tree
 from fedpfl.ground.records import Record
 from fedpfl.ground.tree import Tree
@@ -73,9 +75,14 @@ class Script(NamedTuple):
 
 
 class StepScripts:
-    """Take steps, those of a frequent kind by a script."""
+    """Take steps, those of a frequent kind by a script.
+
+    Attributes:
+        turn: Of the threads that use these scripts.
+    """
 
     def __init__(self) -> None:
+        self.turn = Turn()
         self._step_counts: dict[Hashable, int] = {}
         self._script_of_kind: dict[Hashable, Script | None] = {}
         self._scripts: dict[Hashable, Script | None] = {}  # by kind and size
@@ -112,7 +119,10 @@ class StepScripts:
         for script, group in itertools.groupby(minibatches, key=find_script):
             parts = list(group)
             if script:
-                records += script.take_steps(parts, rate, tensors)
+                start_time = time.perf_counter()
+                with self.turn.give_away():
+                    records += script.take_steps(parts, rate, tensors)
+                    self.turn.note_step((time.perf_counter() - start_time) / len(parts))
                 continue
             for minibatch in parts:
                 record = step(tensors, minibatch, rate)
