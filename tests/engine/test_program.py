@@ -375,7 +375,7 @@ def test_one_thread_at_a_time_runs_python_where_steps_are_short():
             events.append(f"{name} ends")
 
     one.note_step(2 * turn.LONGEST_STEP)
-    with one.hold(), one.give_away():
+    with one.hold():
         assert not one._lock.locked()
     one.note_step(turn.LONGEST_STEP / 2)
     first, second, end = threading.Event(), threading.Event(), threading.Event()

@@ -67,7 +67,7 @@ class LockstepStage:
 
     @contextmanager
     def admit(self, size: int, device: torch.device) -> Iterator[None]:
-        """Wait, in a job's thread, until states of this size fit beside those of other jobs.
+        """Wait in a job's thread until its states fit beside those of other jobs.
 
         Half of the memory that the sweep finds is for programs, which become narrower where it
         runs out. A job that does not fit runs alone.

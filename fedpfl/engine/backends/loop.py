@@ -160,7 +160,7 @@ class LoopBackend(Backend):
         return self._local.net
 
     def _run_client(self, call: Call, client: int, stop: threading.Event) -> Any:
-        """Take one client through a call, while no other thread runs Python if steps are short."""
+        """Take one client through a call, in its turn if steps are short."""
         scripts = self._shortcuts and self._shortcuts.scripts
         with scripts.turn.hold() if scripts else nullcontext():
             return self._do_jobs(call, client, stop)
