@@ -11,7 +11,6 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 
 from fedpfl import papers
-from fedpfl.config.choices import list_choices
 from fedpfl.methods import METHODS
 from fedpfl.papers import filling, registry
 from fedpfl.report.__main__ import main as report
@@ -59,17 +58,6 @@ def test_links_lead_to_a_file_and_a_heading():
 def name_anchor(heading: str) -> str:
     """The anchor that a code host and the site give a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def test_the_pages_show_commands():
-    texts = [command.text for command in COMMANDS]
-    assert len(texts) == len(set(texts)) > 150
-    for experiment in list_choices("experiment"):
-        shown = any(f"experiment={experiment} " in f"{text} " for text in texts)
-        assert shown or experiment == "smoke"
-    made = {f"make {name}" for name in ("demo", "smoke", "tables", "bench")}
-    assert made | {"python -m fedpfl.report"} <= {*texts}
-    assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -133,56 +133,6 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
         assert not plugins.SPACES
 
 
-ARGUMENTS = """
-from __future__ import annotations
-import functools, math
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Literal
-from torch import nn
-from fedpfl.methods import FedAvg
-from fedpfl.models.mlp import MLP
-if TYPE_CHECKING:
-    from absent import Odd
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    kind: Literal["a", "b"] = "a"
-    rule: Callable = math.exp
-    sizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))
-    def init(self, params, parts):
-        print("method", self.kind, self.rule(0), self.sizes)
-        return super().init(params, parts)
-class Layers:
-    def __call__(
-        self, shape, classes, act=nn.ReLU, width: int = None, odd: Odd = 5,
-        folder=Path("b"), *, depth: int = 7
-    ):
-        print("model", act.__name__, width, odd, folder, depth)
-        return MLP(shape, classes)
-METHODS = {"mine": Mine}
-MODELS = {"mine": functools.partial(Layers(), depth=8)}
-"""
-
-
-def test_arguments_of_every_kind_arrive(folder: Path, capsys) -> None:
-    """What no configuration can hold keeps its default and is no key; the rest can be set."""
-    (folder / "mine.py").write_text(ARGUMENTS)
-    plugin = format_override("plugins", [folder / "mine.py"])
-    words = (plugin, "method=mine", "model=mine", *TINY[:-2])
-    plugins.load_plugins([folder / "mine.py"])
-    build(*words)
-    defaults = capsys.readouterr().out
-    assert "method a 1.0 (1, 2)\n" in defaults
-    assert "model ReLU None 5 b 8\n" in defaults
-    build(*words, "model.width=2", "method.kind=b", "method.sizes=[3]", "model.odd=x")
-    changed = capsys.readouterr().out
-    assert "method b 1.0 (3,)\n" in changed
-    assert "model ReLU 2 x b 8\n" in changed
-    told = "model.act is not a key here; known keys of model=mine: "
-    (line,) = run_command(*words, "model.act=x", cwd=folder).complaints
-    assert told in line
-
-
 LEAN = """
 from lean import half
 from kit import tools

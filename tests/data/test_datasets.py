@@ -295,8 +295,6 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
 
 OPTIONS = """
 classes=2 => labels must be from 0 to 1, found 0 to 2
-mean=[0.5] * 3, std=[0.5] * 2 => dataset.std has 2 entries, but the samples have 3 channels
-only=(0, 7) => dataset.only must be below 3, the number of classes, got 7
 """
 
 

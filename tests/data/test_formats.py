@@ -448,21 +448,18 @@ WRONG = {
     "": None,
     "four labels": "1\n2\n3\n4\n",
     "8 kHz": sound(tone(440), 8_000),
-    "half a picture": picture(0, (64, 64), "JPEG")[:900],
     "no rows": "filename,label\n",
 }
 """Contents of a file; None: there is none."""
 LINES = """
 har | train/y_train.txt | four labels | y_train.txt is not as published: it has [4, 1] numbers, expected [5, 1]
 speech_commands | yes/aa_nohash_0.wav | 8 kHz | (1, 2, 8000), where (1, 2, 16000) are published
-tiny_imagenet | train/n01/images/n01_1.JPEG | half a picture | n01_1.JPEG is not as published: image
 mini_imagenet | val.csv | no rows | 5 images in its three lists, 6 are published
 """
 """Data set | file | what is in it | what is said."""
 SETS = {
     "har": ("activities", "UCI HAR Dataset"),
     "speech_commands": ("clips", FOLDER),
-    "tiny_imagenet": ("tiny", "tiny-imagenet-200"),
     "mini_imagenet": ("mini", "mini-imagenet"),
 }
 """By data set the fixture that has its files, and the folder where they belong."""

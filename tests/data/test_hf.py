@@ -157,7 +157,6 @@ IMAGE = {"image": datasets.Image()}
 LABEL = {"label": datasets.Value("int64")}
 FLOATS = {"x": [1.0, 2.0, 3.0], "label": [0, 1, 0]}
 PART = {"x": [1.0, 2.0], "label": [0, 1]}
-TWO = {"train": PART, "test": PART}
 X = {"input": "x"}
 LABELS = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["a", "b"])}
 NAMED = {"features": LABELS, "train": PART}
@@ -168,12 +167,8 @@ def nested(*rows):
 
 
 FAULTS = """
-no such column | FLOATS | {"input": "y"} | d has no column 'y'; it has x, label
-mixed | {**FLOATS, "t": list("abc")} | {"input": ("x", "t")} | 'x' holds numbers, 't' holds texts; dataset.input takes
 two spellings | {**FLOATS, "who": ["a", "B ", "b"]} | {**X, "by": "who"} | client 'b' is 'B' at d; write it alike
 ragged | nested([1.0, 2.0], [1.0]) | X | 'x' holds no arrays of numbers of one shape
-another split | TWO | {**X, "split": "trian"} | dataset.split must be one of train, test, got 'trian'; did you mean train?
-arrays | {"train": nested([1.0], [2.0]), "test": nested([1.0, 2.0])} | X | split test: samples are float32 [2]
 no class | {**NAMED, "test": {**PART, "label": [1, -1]}} | X | split test: label has no value in row 2
 """
 """Name | columns, or those of splits | options | what is said."""

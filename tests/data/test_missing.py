@@ -107,14 +107,8 @@ def test_a_column_in_another_unit_is_told_before_training():
 @pytest.mark.parametrize(
     ("change", "words", "text"),
     [
-        (
-            {},
-            (),
-            "column 'age' has no value in row 2; fill it in, or leave the row out, or set dataset.mi",
-        ),
         ({"sick": None}, ("dataset.missing=mean",), "label has no value in row 1"),
         ({"dose": np.inf}, ("dataset.missing=mean",), "'dose': a number in row 1 is not finite"),
-        ({"ward": " "}, ("dataset.missing=mean",), "ward has no value in row 1"),
         ({"age": np.nan}, ("dataset.missing=mode",), "feature age has no value in any training"),
     ],
 )

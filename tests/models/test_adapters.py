@@ -172,8 +172,6 @@ def test_in_a_network_of_others_additions_act_where_its_layers_are_products(monk
 @pytest.mark.parametrize(
     ("name", "layer", "rank", "told"),
     [
-        ("cnn4", "q", 2, r"adapter\.layers: the network has no q; it "),
-        ("cnn4", "linear", 99, r"adapter\.rank=99 is more than fc1 has room"),
         ("past", "linear", 2, r".* does not call hidden\(x\)"),
     ],
 )
@@ -288,10 +286,8 @@ def test_a_hash_in_the_name_is_checked(tmp_path):
 
 
 BAD_FILES = {
-    "empty.safetensors": (lambda: b"", "cannot be read"),
     "trap.pt": (lambda: pickle.dumps(Trap(), protocol=2), "no file of torch.save's"),
     "resnet.safetensors": (lambda: save(start().params), "model.weights: .* Missing .*class_token"),
-    "wider.safetensors": (lambda: save(vit(width=16).params), r"mismatch .*\[1, 1, 16\]"),
 }
 
 

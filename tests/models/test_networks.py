@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.data.federation import Shape
 from fedpfl.engine import FineTuning
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import vision
@@ -31,10 +30,8 @@ from tests.conftest import (
     build_method,
     evaluate,
     make_federation,
-    read_cases,
     record_rounds,
 )
-from tests.data.promises import one_line
 
 COUNTS = [  # with the small stem: 64 * 3 * (49 - 9) fewer
     ("cnn4", (3, 32, 32), 100, {}, 924_708, 0),
@@ -125,22 +122,6 @@ def test_a_network_is_its_papers_drawing_bit_for_bit(name, shape, options, drawi
     y = torch.arange(6)
     got = torch.autograd.grad(F.cross_entropy(logits, y), [*params.values()])
     assert_same(got, torch.autograd.grad(F.cross_entropy(expected, y), [*drawn.parameters()]))
-
-
-IMAGES = "takes images [channels, height, width], got"
-TABLE = "(data set npz); integers are token ids, save a table of features as floats"
-UNFIT = f"""
-cnn4 | samples | 1 15 28 | images must be at least 16x16 pixels, got 15x28
-cnn4 | token ids | 7 | {IMAGES} token ids of shape [7] {TABLE}
-"""
-"""Model | kind and shape of samples, of an archive where the kind is known | the message."""
-
-
-@pytest.mark.parametrize(("name", "kind", "axes", "says"), read_cases(UNFIT, " | "))
-def test_what_a_network_cannot_take_is_refused(name, kind, axes, says):
-    shape = Shape(map(int, axes.split()), kind=kind, data_set="" if kind == "samples" else "npz")
-    told = one_line(lambda: models.build_network(name, shape, 10, 0))
-    assert told == f"model={name}: {says}"
 
 
 def test_padding_takes_no_part():

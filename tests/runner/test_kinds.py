@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 import fedpfl
-from fedpfl.engine import make_backend, make_initial_state
+from fedpfl.engine import make_backend
 from fedpfl.engine.store import Rows
 from fedpfl.methods import METHODS
-from fedpfl.models import MODELS, MixedNet
+from fedpfl.models import MODELS
 from fedpfl.report.__main__ import main as report
 from fedpfl.report.html import write_pages
 from tests.command import TINY_TASK, keep_last_words, play_run, run_command, wait_for
-from tests.conftest import CPU, assert_same, tiny
+from tests.conftest import CPU, assert_same
 from tests.engine.test_kinds import SMALL, Normed, build
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import assert_ends_alike
@@ -149,28 +149,3 @@ def test_a_lockstep_sweep_of_kinds_equals_its_runs_alone(whole, tmp_path):
     assert result.code == 0, result.err
     (one,) = [path.parent for path in tmp_path.rglob("rounds.csv") if "42" in path.parent.name]
     assert_ends_alike(one, whole)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("privacy", ["client", "sample"])
-def test_private_runs_take_kinds_where_the_upload_allows_it(privacy, tmp_path):
-    words = [word for word in WORDS if not word.startswith(("unseen", "participation"))]
-    own = {"client": ["participation=0.5"], "sample": ["participation=1"]}[privacy]
-    run = ("eval.finetune_epochs=0", f"privacy={privacy}", *own, "privacy.noise=0.5")
-    play_run(tmp_path / "run", *keep_last_words(*words, *run))
-    assert {row["kind"] for row in read_clients(tmp_path / "run")} == {*SIZES}
-
-
-def test_a_state_of_several_kinds_has_no_rows_but_its_own():
-    nets = [tiny(norm=True), tiny()]
-    rows = make_initial_state(METHODS["local_only"](), MixedNet(nets, [1, 0, 1]), 3, CPU).rows
-    assert (rows.common, rows.kinds) == (
-        {"client": [], "buffers": [], "facts": ["participated", "trained"]},
-        [1, 0, 1],
-    )
-    assert_same(rows.take("client", 1)["model"], nets[0].params)
-    assert rows.take("client", [0, 1]) == {}
-    assert_same(
-        rows.take("client", [0, 2])["model"],
-        {name: torch.stack([leaf, leaf]) for name, leaf in nets[1].params.items()},
-    )

@@ -6,7 +6,6 @@ import pytest
 import fedpfl
 from fedpfl.runner.evaluate import Evaluation, measure_recovery
 from tests.command import (
-    assert_refused,
     format_override,
     play_rows,
     read_checkpoint,
@@ -27,16 +26,6 @@ DRIFT = (
     *("shift.noise=0.1", "shift.at=[2,3]", "unseen=0.25", "validation=0.2"),
     "partition.samples_per_client=24",
 )
-LINES = """
-shift.rotation=361 | shift.rotation must be between 0 and 360
-shift=rotation shift.at=[4] | shift.at must be rounds before the last, 4
-"""
-"""Words | what is said."""
-
-
-@pytest.mark.parametrize(("text", "message"), keep_quick(read_cases(LINES, " | "), 2))
-def test_a_bad_configuration_is_one_line(text, message, tmp_path):
-    assert_refused(tmp_path / "run", message, *SMALL, *text.split())
 
 
 def play(folder, *words):

@@ -132,11 +132,6 @@ def test_killed_anywhere_it_ends_in_the_same_trials(batch, whole, tmp_path):
         assert again.path.read_text() == alone.path.read_text()
 
 
-def test_where_none_comes_to_its_end_it_says_so(tmp_path):
-    with pytest.raises(FedpflError, match="none of 2 trials finished"):
-        search(tmp_path, count=2).run(lambda jobs: [trials.TrialResult(None, 3)], str)
-
-
 def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     """What stands in another column is not even read."""
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
@@ -265,10 +260,8 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(data):
 
 REFUSALS = """
 method=fedavg metric=val_ft_accuracy | metric=val_ft_accuracy needs fine-tuning; set eval.finetune_epochs=5
-method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
 method=fedavg seed=1,2 | seed is no hyperparameter; search with one seed
 method=fedavg validation=0 | a search needs held-out samples
-method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0, below epochs (here epochs=1)
 """
 
 
