@@ -12,7 +12,6 @@ from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.wandb_logger import WandbOptions, is_logged_in
 
-MISSING = str(missing_extra("the dashboard needs the package wandb-workspaces", "dashboard"))
 LOG_AXES = ("one_minus_q", "alpha", "personal_entries")
 
 
@@ -55,7 +54,9 @@ def make_workspace(options: Namespace) -> Any:
         reports = importlib.import_module("wandb_workspaces.reports.v2")
         workspaces = importlib.import_module("wandb_workspaces.workspaces")
     except ImportError:
-        raise FedpflError(MISSING) from None
+        raise missing_extra(
+            "the dashboard needs the package wandb-workspaces", "dashboard"
+        ) from None
 
     # ---- Step 1: the charts of each section.
     by_method = {"groupby": "JobType", "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}

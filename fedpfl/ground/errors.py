@@ -34,12 +34,7 @@ def missing_extra(problem: str, extra: str) -> FedpflError:
 
 def shorten_values(text: str) -> str:
     """Leave out the middle of long values in a message."""
-
-    def shorten_match(match: re.Match[str]) -> str:
-        value = match[0]
-        return f"{value[:60]} ... {value[-20:]}"
-
-    return LONG_VALUE.sub(shorten_match, text)
+    return LONG_VALUE.sub(lambda match: f"{match[0][:60]} ... {match[0][-20:]}", text)
 
 
 def escape_controls(text: str) -> str:

@@ -25,8 +25,8 @@ from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import sites
 from fedpfl.remote.agreement import Agreement
+from fedpfl.remote.budget import make_run_key
 from fedpfl.remote.download import NotSentError
-from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors

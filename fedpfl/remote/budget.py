@@ -15,16 +15,17 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from fedpfl import __version__
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run
+from fedpfl.data import fingerprint
 from fedpfl.engine.calls import Call, TrainCall
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import open_alone
 from fedpfl.ground.records import Record
 from fedpfl.privacy import SampleAccount, SamplePrivacy, SampleProtection
-from fedpfl.remote.keys import make_plan_key
-from fedpfl.runner.resume import make_secret
+from fedpfl.runner.resume import digest_code, make_secret
 
 KEY_FILE = "privacy.key"
 KEY_BYTES = 32
@@ -34,6 +35,20 @@ TRAINING = "training"
 SURVEY = "survey"
 TUNING = "fine-tuning"
 EVALUATION = "evaluation"
+
+
+def make_plan_key(plan: Plan) -> dict[str, str]:
+    """Return what server and nodes must have in common before samples are known."""
+    return {
+        "configuration": f"{plan.identity}-seed{plan.settings.seed}",
+        "version": f"{__version__}-{fingerprint(digest_code(plan))[:8]}",
+    }
+
+
+def make_run_key(run: Run) -> dict[str, str]:
+    """Return the key of a run."""
+    configuration, version = make_plan_key(run).values()
+    return {"configuration": configuration, "data": run.fingerprint, "version": version}
 
 
 class Spending(BaseModel):

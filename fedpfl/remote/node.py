@@ -19,9 +19,13 @@ from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.tree import Tree
 from fedpfl.record import checkpoint
 from fedpfl.remote import download, trust, wire
-from fedpfl.remote.budget import SampleBudget, digest_question, require_promise
+from fedpfl.remote.budget import (
+    SampleBudget,
+    digest_question,
+    make_run_key,
+    require_promise,
+)
 from fedpfl.remote.download import NotSentError
-from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import (
     MAX_FAULT,
     Fault,

@@ -35,8 +35,7 @@ from fedpfl.privacy import SamplePrivacy
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import wire
 from fedpfl.remote.agreement import Agreement, SiteFacts, SiteReply, SiteSums
-from fedpfl.remote.budget import require_promise
-from fedpfl.remote.keys import make_plan_key
+from fedpfl.remote.budget import make_plan_key, require_promise
 from fedpfl.remote.messages import (
     AnyMessage,
     Request,

@@ -142,7 +142,6 @@ OPTIONS = {
     ),
     "--accuracy": _choose_one(ACCURACIES, "accuracy", "which; default: mean over clients"),
     "--status": _choose_some(STATUSES, "only these"),
-    "--sort": _take_value("by a key of --json; default: as in tables", metavar="KEY"),
     "--out": _take_value(
         "default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR"
     ),
@@ -366,8 +365,6 @@ def _list_runs(options: Namespace) -> None:
         raise no_runs_error(options.roots)
     if options.status:
         entries = [entry for entry in entries if entry.directory.status in options.status]
-    if options.sort:
-        entries = listing.sort_entries(entries, options.sort)
     answer.add_facts(runs=[entry.record for entry in entries])
     form = options.format or "terminal"
     print(render(listing.entries_table(entries), form, terminal_width() or _WIDE), end="")
@@ -479,8 +476,8 @@ COMMANDS = {
         _list_runs,
         "List runs, one line each: status, what, accuracy, cost, age and path. "
         "Without filters also broken ones.",
-        "ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
-        "--status --sort --format",
+        "ls method=fedobp dataset=digits --status running,interrupted",
+        "--status --format",
     ),
     "compare": Command(
         _compare_sides,

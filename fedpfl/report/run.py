@@ -253,11 +253,6 @@ class Run:
         return participants.astype(float).fillna(float(self.cohort))
 
     @property
-    def last_participants(self) -> float:
-        """Return the participants of the last round, nan without any."""
-        return float(self.participants.iloc[-1]) if self.rounds_done else math.nan
-
-    @property
     def hours(self) -> float:
         """Return the hours of all its processes, nan if unknown.
 

@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 from fedpfl.config import plugins
 from fedpfl.ground.errors import error_text
@@ -29,15 +29,13 @@ class OtherProcess:
 
     def attach(self, trial: Trial, subject: Subject) -> None:
         """Have a trial of a subject ask this process."""
-        trial.ask_elsewhere = partial(self._ask, len(self._subjects))
+        number = len(self._subjects)
+        trial.ask_elsewhere = lambda: self._subject_digests[number]
         self._subjects.append(subject)
-
-    def _ask(self, number: int) -> dict[str, str]:
-        """Return a subject's digests by name; `error` has the reason where they are absent."""
-        return self._subject_digests[number]
 
     @cached_property
     def _subject_digests(self) -> list[dict[str, str]]:
+        """Each subject's digests by name; `error` has the reason where they are absent."""
         seed = os.environ.get("PYTHONHASHSEED", "")
         # Never the seed of this process, nor 0, which turns hashing by chance off.
         other_seed = 1 + int(seed) % 1000 if seed.isdecimal() else 1

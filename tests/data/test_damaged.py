@@ -162,7 +162,7 @@ def test_objects_are_never_unpickled(tmp_path):
     for key in ("x", "y", "groups"):
         arrays = {"x": images(4, 8, 8), "y": labels(4), key: np.array([trap] * 4)}
         np.savez(path, **arrays)
-        assert "(an array has Python objects in it, where numbers belong)" in read_own(path)
+        assert "(Object arrays cannot be loaded when allow_pickle=False)" in read_own(path)
     path.write_bytes(pickle.dumps(trap))
     assert "cannot be read as an .npz archive" in read_own(path)
     assert not (tmp_path / "trap").exists()

@@ -107,7 +107,6 @@ WRONG = {
         {},
         "data cannot be read as a torch Dataset",
     ),
-    "sparse": ((torch.tensor(X).to_sparse(), Y), {}, "data: x is a tensor that NumPy cannot hold"),
     "hidden": ((np.ma.masked_equal(X, 0), Y), {}, "data: x has no value in sample 0; fill it in"),
     "no label": ((X, ["u", None, *"vw" * 19]), {}, "data: y has no value in sample 1"),
     "nobody's": ((X, Y, [*"uvw", np.nan, *"xy" * 18]), {}, "groups has no value in sample 3"),

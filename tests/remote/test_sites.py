@@ -27,7 +27,7 @@ from fedpfl.privacy import Secret
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import app, wire
 from fedpfl.remote.agreement import SiteFacts, SiteSums
-from fedpfl.remote.keys import make_plan_key
+from fedpfl.remote.budget import make_plan_key
 from fedpfl.remote.messages import read_message
 from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.server import InProcessGrid

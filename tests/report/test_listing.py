@@ -139,13 +139,12 @@ def several(tmp_path: Path) -> Path:
 
 
 CHOICES = """
---sort accuracy => mnist layer obp avg1 avg0 broken
 --status failed,broken => avg0 broken
 dataset=FMNIST --status finished => avg1 obp layer
 """
 
 
-def test_sorted_and_chosen(several: Path) -> None:
+def test_chosen(several: Path) -> None:
     for line in CHOICES.strip().splitlines():
         options, _, left = line.partition(" =>")
         found = [Path(row["path"]).name for row in list_records(several, *options.split())]

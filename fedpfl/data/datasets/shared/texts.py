@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedpfl.ground.errors import FedpflError, choices_text, error_text
+from fedpfl.ground.errors import FedpflError, choices_text
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,7 @@ def to_array(values: Any, origin: str) -> np.ndarray:
         FedpflError: Values are missing, or are neither numbers nor texts.
     """
     if isinstance(values, Tensor):
-        try:
-            return values.detach().cpu().numpy()
-        except Exception as error:  # as many kinds as there are kinds of tensors
-            raise FedpflError(
-                f"{origin} is a tensor that NumPy cannot hold ({error_text(error)[:160]}); give a "
-                "dense one of float32 or integers"
-            ) from None
+        return values.detach().cpu().numpy()
     if isinstance(values, np.ma.MaskedArray):  # NumPy would show hidden values
         require_values(np.ma.getmaskarray(values), origin)
     try:
