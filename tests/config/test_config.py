@@ -111,6 +111,8 @@ def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
     words = "method=fedobp norm=none score=fisher quantile=ablation_cls dataset=svhn"
     chosen = resolved(*words.split())["method"]
     assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9495)
+    by_alpha = resolved("method=fedobp", "dataset=svhn", "quantile=paper", "partition.alpha=0.5")
+    assert by_alpha["method"]["q"] == 0.9998
     for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
         with pytest.raises(FedpflError, match="that method=seqfededt does not have"):
             resolved("method=seqfededt", group)

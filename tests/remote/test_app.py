@@ -8,7 +8,7 @@ import pytest
 import fedpfl
 from fedpfl import federate
 from fedpfl.ground.errors import FedpflError
-from fedpfl.remote import app
+from fedpfl.remote import app, budget
 from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.server import InProcessGrid
 from tests.command import FILES, TINY, read_table, run_command
@@ -46,6 +46,15 @@ def test_the_files_are_those_of_any_run(here):
     with pytest.raises(FedpflError, match=message):
         fedpfl.run(*longer, directory=here / "longer", progress=False)
     assert len(fedpfl.load(path).rounds) == 3
+
+
+def test_nodes_of_other_code_take_no_part(here, monkeypatch, capsys):
+    words = ["method=fedper", *WORDS]
+    nodes = make_nodes(words)
+    monkeypatch.setattr(budget, "digest_code", lambda plan: {"method": "other"})
+    with pytest.raises(FedpflError):
+        app.run_server(InProcessGrid(nodes), words)
+    assert "the server has version" in capsys.readouterr().err
 
 
 def test_what_would_leave_clients_is_said(here):
