@@ -42,8 +42,6 @@ def main() -> None:
 
 def _run_named() -> None:
     name, *rest = sys.argv[1:] or ["--help"]
-    if rest and name in ("-h", "--help", "--version"):
-        _refuse(f"{name} stands alone, got {rest[0]}; each command has a --help of its own")
     if name in ("-h", "--help", "--version"):
         print(f"fedpfl {__version__}" if name == "--version" else USAGE)
     elif name in ("-sc", "--shell-completion"):

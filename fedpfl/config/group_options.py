@@ -9,7 +9,7 @@ from typing import Any
 from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS
 from fedpfl.config.schema import SCHEMAS, AdapterOptions, ModelOptions, PartitionOptions, Settings
 from fedpfl.data import datasets, partition
-from fedpfl.ground.checks import checked_arguments
+from fedpfl.ground.checks import build_dataclass, checked_arguments
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.records import Record, Values
 from fedpfl.methods import METHODS
@@ -107,13 +107,9 @@ def read_group(group: str, values: Any) -> Any:
                 f"{group}.name must be {choices_text(sorted(described.registry), name)}"
             )
         takers = (described.registry[name], *takers)
-    options = checked_arguments(takers, values, group, described.supplied)
-    if not described.is_built:
-        return Choice(name, options)
-    try:
-        return takers[0](**options)
-    except ValueError as error:  # a rule about several values together
-        raise FedpflError(f"{group}.{error}" if group else str(error)) from None
+    if described.is_built:
+        return build_dataclass(takers[0], values, group)
+    return Choice(name, checked_arguments(takers, values, group, described.supplied))
 
 
 def read_dataset(config: Values) -> Choice:
