@@ -253,13 +253,6 @@ def test_the_tutorials_paper_is_found_and_filled(outputs, tmp_path, monkeypatch)
     assert frame[["row", "own"]].values.tolist() == [["FedAvg", 60.0], ["FedOBP", 64.0]]
 
 
-def test_the_index_of_tests_has_every_folder():
-    index = (ROOT / "tests/README.md").read_text()
-    for path in (ROOT / "tests").rglob("__init__.py"):
-        folder = path.parent.relative_to(ROOT / "tests").as_posix()
-        assert folder == "." or f"| `{folder}` |" in index, folder
-
-
 def count_prose(text: str) -> int:
     """Words that somebody wrote, outside of code, tables and what a script made."""
     made = re.compile(r"<!-- [^>]*made by.*?<!-- to here -->", re.DOTALL)

@@ -86,10 +86,6 @@ CHEATS = {
 MORE = {"more": Mine}
 => a submission adds one method, and nothing beside it
 """,
-    "fails": """
-    raise OSError("no")
-=> submission.py:
-""",
 }
 
 

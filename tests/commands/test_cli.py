@@ -45,10 +45,6 @@ method=fedper method.layers=5 => method.layers must be at most 4, the network's 
 hydra.run.dir=a/b/{300 x} => File name too long
 # what a terminal would obey
 data_dir="{escape}[2J{escape}[31mred" => data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'
-# syntax
-rounds=(1 => rounds=(1
-# interpolations
-seed=${nope} => seed: Interpolation key 'nope' not found
 # sweeps
 -m seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
 # sweeps in lockstep

@@ -130,9 +130,3 @@ WRONG = """
 def test_what_is_no_partition_or_does_not_fit_is_one_line(write, held, message):
     path = write(eval(held))
     assert message.replace("PATH", str(path)) in refusal(path, test_fraction=0)
-
-
-def test_other_files_are_not_opened(write):
-    told = refusal(write("x", "partition.txt"))
-    assert told.startswith("partition.path must end in .npz, .json, .pkl, got ")
-    assert refusal("absent.npz") == "partition.path: there is no file absent.npz; check the path"

@@ -169,17 +169,11 @@ def test_in_a_network_of_others_additions_act_where_its_layers_are_products(monk
         assert not torch.allclose(training, logits(net, head, GREY))
 
 
-@pytest.mark.parametrize(
-    ("name", "layer", "rank", "told"),
-    [
-        ("past", "linear", 2, r".* does not call hidden\(x\)"),
-    ],
-)
-def test_additions_without_room_or_effect_are_refused(name, layer, rank, told, monkeypatch):
+def test_additions_without_effect_are_refused(monkeypatch):
     monkeypatch.setitem(models.MODELS, "past", PastLayer)
-    adapt = partial(ADAPTERS["lora"], layers=(layer,), rank=rank)
-    with pytest.raises(FedpflError, match=f"^model={name}: {told}"):
-        models.build_network(name, GREY.shape[1:], 5, 0, adapter=adapt)
+    adapt = partial(ADAPTERS["lora"], layers=("linear",), rank=2)
+    with pytest.raises(FedpflError, match=r"^model=past: .* does not call hidden\(x\)"):
+        models.build_network("past", GREY.shape[1:], 5, 0, adapter=adapt)
 
 
 def theirs(net):

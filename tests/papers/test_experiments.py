@@ -210,12 +210,6 @@ def test_no_setting_of_an_experiment_is_left_out(experiment: str) -> None:
     assert has_one_seed or ("seed" in told) == ("seed" in sweep(experiment))
 
 
-def test_every_row_is_of_an_experiment() -> None:
-    assert {name for name, *_ in rows()} == set(OF_PAPERS)
-    pairs = [(name, key) for name, key, *_ in rows()]
-    assert len(set(pairs)) == len(pairs)
-
-
 def read_quantiles(name: str) -> dict[str, dict[float, float]]:
     """Return q by data set and alpha."""
     return yaml.safe_load((ROOT / f"conf/quantile/{name}.yaml").read_text())["table"]

@@ -1,6 +1,5 @@
 """Runs of clients with networks of several kinds: killed and resumed, newcomers, files, report, nodes."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,14 @@ from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from fedpfl.report.__main__ import main as report
 from fedpfl.report.html import write_pages
-from tests.command import TINY_TASK, keep_last_words, play_run, run_command, wait_for
+from tests.command import (
+    TINY_TASK,
+    keep_last_words,
+    play_run,
+    read_table,
+    run_command,
+    wait_for,
+)
 from tests.conftest import CPU, assert_same
 from tests.engine.test_kinds import SMALL, Normed, build
 from tests.engine.test_ranks import torchrun
@@ -40,11 +46,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_clients(folder: Path) -> list[dict[str, str]]:
-    with (folder / "clients.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_killed_between_two_kinds_it_ends_as_if_it_never_was(whole, tmp_path):
     """Rows of a kind are written, those of the next are not; they are on disk the second time."""
     words = (*WORDS, "state.device=disk")
@@ -60,7 +61,7 @@ def test_killed_between_two_kinds_it_ends_as_if_it_never_was(whole, tmp_path):
 
 def test_each_client_has_its_own_network_in_files_and_what_it_costs(whole):
     run = fedpfl.load(whole)
-    rows = read_clients(whole)
+    rows = read_table(whole / "clients.csv")
     kinds = ["mlp_0", "mlp_1", "lenet5"] * 2 + ["mlp_0"]
     members = [kind for row, kind in zip(rows, kinds, strict=True) if row["unseen"] == "0"]
     newcomers = [kind for row, kind in zip(rows, kinds, strict=True) if row["unseen"] == "1"]
@@ -88,10 +89,11 @@ def test_each_client_has_its_own_network_in_files_and_what_it_costs(whole):
 
 
 def test_the_report_has_a_row_and_the_page_a_box_for_each_kind(whole, tmp_path, capsys):
-    rows = [row for row in read_clients(whole) if row["unseen"] == "0" and row["accuracy"]]
+    rows = [
+        row for row in read_table(whole / "clients.csv") if row["unseen"] == "0" and row["accuracy"]
+    ]
     assert report([str(whole), "--format", "csv", "--out", str(tmp_path)]) == 0
-    with (tmp_path / "kinds.csv").open() as file:
-        table = {row["kind"]: row for row in csv.DictReader(file)}
+    table = {row["kind"]: row for row in read_table(tmp_path / "kinds.csv")}
     assert {*table} == {row["kind"] for row in rows}
     means = {}
     for kind, row in table.items():
