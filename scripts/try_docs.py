@@ -103,6 +103,7 @@ BRIEF = {
         *("method=fedavg,fedper,local_only", "partition.samples_per_client=40"),
     ),
     "wandb sync": ("--dry-run",),
+    "fedpfl.report clean": ("--yes",),  # it would ask on a terminal
     "benchmarks speed": ("--rounds 1", "--repeats 1", "--samples 20000"),
     "benchmarks processes": ("--repeats 1",),
     "benchmarks pretrain": ("--epochs 1",),
@@ -436,11 +437,11 @@ def main() -> int:
             else:
                 lines.setdefault(make_runnable(command.text), command)
 
-        # ---- Step 2: training, a few queues at a time; then what looks at runs.
+        # ---- Step 2: training, a few queues at a time; then what looks at runs or removes them.
         queues: dict[str, list[ShellLine]] = {}
         for line in lines:
             queues.setdefault(line.queue, []).append(line)
-        final_queue = queues.pop("", [])
+        final_queue = sorted(queues.pop("", []), key=lambda line: "report clean" in line.text)
 
         def run_queue(queue: list[ShellLine]) -> int:
             return sum(run_line(lines[line], line, folder) for line in queue)

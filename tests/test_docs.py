@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 
 from fedpfl import papers
+from fedpfl.config.choices import list_choices
 from fedpfl.methods import METHODS
 from fedpfl.papers import filling, registry
 from fedpfl.report.__main__ import main as report
@@ -58,6 +59,17 @@ def test_links_lead_to_a_file_and_a_heading():
 def name_anchor(heading: str) -> str:
     """The anchor that a code host and the site give a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_pages_show_commands():
+    texts = [command.text for command in COMMANDS]
+    assert len(texts) == len(set(texts)) > 150
+    for experiment in list_choices("experiment"):
+        shown = any(f"experiment={experiment} " in f"{text} " for text in texts)
+        assert shown or experiment == "smoke"
+    made = {f"make {name}" for name in ("demo", "smoke", "tables", "bench")}
+    assert made | {"python -m fedpfl.report"} <= {*texts}
+    assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +263,13 @@ def test_the_tutorials_paper_is_found_and_filled(outputs, tmp_path, monkeypatch)
     monkeypatch.setattr(filling, "TABLES", tables)
     frame = filling.fill_table("doe/table1", groups(runs(outputs / "outputs/fedobp"))).frame
     assert frame[["row", "own"]].values.tolist() == [["FedAvg", 60.0], ["FedOBP", 64.0]]
+
+
+def test_the_index_of_tests_has_every_folder():
+    index = (ROOT / "tests/README.md").read_text()
+    for path in (ROOT / "tests").rglob("__init__.py"):
+        folder = path.parent.relative_to(ROOT / "tests").as_posix()
+        assert folder == "." or f"| `{folder}` |" in index, folder
 
 
 def count_prose(text: str) -> int:

@@ -34,6 +34,7 @@ COMPLETED = """
 fedpfl tr => train
 fedpfl train method=fedobp_ => method=fedobp_adaptive
 /bin/fedpfl train -m rounds=3 local.ep => local.epochs= local.eps=
+fedpfl train method=ditto method.personal => method.personal_epochs=
 """
 
 
@@ -54,6 +55,8 @@ ANSWERS = f"""
  => 0 => fedpfl train
 --version => 0 => {fedpfl.__version__}
 trian => 2 => fedpfl: trian is no command; there are train, check, card, oracle, report, export, federate,
+report ls nowhere => 2 => no such directory: nowhere
+train local.lrr=1 => 2 => fedpfl: local.lrr is not a key here; did you mean local.lr?
 train --cfg job method=ditto rounds=77 => 0 => rounds: 77
 """
 

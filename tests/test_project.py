@@ -9,13 +9,26 @@ import pytest
 import yaml
 
 import fedpfl
-from tests.conftest import ROOT
+from fedpfl.methods import METHODS
+from tests.conftest import ROOT, read_cases
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import docs_site
 import release
 
 MAKEFILE = (ROOT / "Makefile").read_text()
+REFUSED = """
+0.3 => a version is three numbers, such as 0.3.0; got '0.3'
+0.4.0 => CHANGELOG.md has no section `## 0.4.0`; write it first
+0.3.0 => the checkout has changes; commit them first
+"""
+
+
+def test_a_release_is_refused_in_one_line(tmp_path):
+    for version, message in read_cases(REFUSED):
+        with pytest.raises(release.ReleaseError, match=re.escape(message)):
+            release.require_ready(version, "## 0.3.0\nBefore 0.4.0\n", " M README.md\n")
+    release.require_ready("0.3.0", "## 0.3.0\n", "")
 
 
 def test_the_version_stands_in_one_way(tmp_path):
@@ -62,6 +75,33 @@ def test_the_site_has_every_page_once():
     made = {"configuration.md", "columns.md", "commands.md", "api.md", "tables.md"}
     written = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert sorted(pages) == sorted(written | made | {*docs_site.WRITTEN.values()})
+
+
+LINKS = """
+README.md => [a](docs/run.md#models) => [a](run.md#models)
+docs/run.md => [a](../README.md) => [a](index.md)
+docs/run.md => [a](../examples/sweep.py) => [a](source/examples/sweep.py)
+docs/run.md => [a](#here) [b](https://x.org/y) => [a](#here) [b](https://x.org/y)
+"""
+
+
+@pytest.mark.parametrize(("page", "link", "adapted"), read_cases(LINKS))
+def test_links_lead_to_the_sites_pages(page, link, adapted):
+    assert docs_site.adapt_links(page, link) == adapted
+
+
+def test_generated_pages_say_what_is_so():
+    configuration = docs_site.make_configuration_page()
+    assert "finetune_epochs: 0 # also judge copies" in configuration
+    assert "### dataset=cifar100" in configuration
+    assert "| `accuracy_worst10` |" in docs_site.make_columns_page()
+    pages = dict(docs_site.make_method_pages())
+    assert {*pages} == {f"methods/{name}.md" for name in METHODS}
+    page = pages["methods/fedper.md"]
+    assert "(../design.md#a-method)): `init`, `start`, `finish`.\n" in page
+    board = pages["methods/seqfededt.md"].split("## On the board")[1]
+    digits = "| Digits, Dir(0.1) | 1.5 | 97.76 | 97.61 | 95.04 | 20.83 | 2.01 |"
+    assert digits in board
 
 
 @pytest.mark.full

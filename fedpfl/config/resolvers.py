@@ -29,7 +29,9 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     """
     group_values: Any = OmegaConf.to_container(_parent_)
     group = _parent_._get_full_key(None)
-    table = group_values["table"]
+    table = group_values.get("table")
+    if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
+        raise FedpflError(f"{group}.table must map data sets to alphas to {key}, got {table!r}")
     dataset = OmegaConf.select(_root_, "dataset.name")
     alpha = OmegaConf.select(_root_, "partition.alpha")
     row = table.get(dataset, {})

@@ -7,6 +7,7 @@ announce that.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -53,6 +54,7 @@ def begin_imports() -> None:
     """Prepare a command for the import of its modules, in which nothing is open yet."""
     # Modules stay: a sixth of the start would go to looking for garbage among them.
     gc.disable()
+    install_handler(exit_during_import)
     outlive_readers()
 
 
@@ -62,6 +64,13 @@ def end_imports() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+
+
+def exit_during_import(number: int, frame: object) -> NoReturn:
+    """End a command while its modules are imported, when nothing is open."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+        print(f"fedpfl: {Interrupt(number)} before anything was done", file=sys.stderr, flush=True)
+    os._exit(Interrupt(number).status)
 
 
 def raise_interrupt(number: int, frame: object) -> None:

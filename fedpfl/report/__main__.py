@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
 import sys
 from argparse import Namespace
@@ -29,13 +30,13 @@ from fedpfl.papers.queue import parse_duration, run_missing
 from fedpfl.papers.registry import find_full_name
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, make_tables_and_figures
 from fedpfl.record.columns import METRICS
-from fedpfl.report import claims, listing, outcomes
+from fedpfl.report import claims, cleaning, listing, outcomes
 from fedpfl.report.compare import compare_groups, find_sides
 from fedpfl.report.fairness import fairness_table, kinds_table
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
-from fedpfl.report.load import no_runs_error, print_to_stderr, read_directories, runs
+from fedpfl.report.load import Directory, no_runs_error, print_to_stderr, read_directories, runs
 from fedpfl.report.other_code import other_code_table
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.power import INTERVAL_TEXTS
@@ -102,6 +103,7 @@ _SELECT_HELP = (
 _SIDES_HELP = (
     "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
 )
+_CLEAN_HELP = f"default: {','.join(cleaning.DEFAULT_STATUSES)}; of"
 OPTIONS = {
     "words": _take_value(
         "folders of runs, default: outputs; and filters", metavar="ROOT|KEY=VALUE"
@@ -141,7 +143,11 @@ OPTIONS = {
         "published curves (method,round,accuracy_before,accuracy_after)", type=Path, metavar="CSV"
     ),
     "--accuracy": _choose_one(ACCURACIES, "accuracy", "which; default: mean over clients"),
-    "--status": _choose_some(STATUSES, "only these"),
+    "--only": _choose_one(("tables", "figures"), "", "of the existing runs"),
+    "ls --status": _choose_some(STATUSES, "only these"),
+    "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
+    "--sort": _take_value("by a key of --json; default: as in tables", metavar="KEY"),
+    "--yes": _take_switch("do not ask"),
     "--out": _take_value(
         "default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR"
     ),
@@ -158,7 +164,7 @@ OPTIONS = {
 class Command(NamedTuple):
     """A command of the report: its function, and the texts and the options of its --help."""
 
-    run: Callable[[Namespace], None]
+    run: Callable[[Namespace], int | None]
     description: str
     example: str
     options: str
@@ -168,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        The exit status: 0, or 2 for a mistake of the user's.
+        The exit status: 0, 2 for a mistake of the user's, or 1 if `clean` left something.
     """
     # Without a command's name the first arguments are folders and filters of the plain table.
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -180,14 +186,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.words = [word for word in options.words if not is_filter(word)]
     options.roots = [*map(Path, options.words)] or [Path("outputs")]
     try:
-        COMMANDS[name].run(options)
-    except FedpflError as error:
-        print_notice(error)
-        return 2
+        try:
+            status = COMMANDS[name].run(options) or 0
+        except FedpflError as error:
+            print_notice(error)
+            status = 2
+        sys.stdout.flush()
     except OSError as error:
-        print_notice(f"{error.filename}: {error_text(error)}")
+        if error.filename is None:
+            # Python flushes the stream once more when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_notice(f"{error.filename or 'cannot write standard output'}: {error_text(error)}")
         return 2
-    return 0
+    return status
 
 
 def _make_parser(name: str) -> Parser:
@@ -325,6 +336,7 @@ def _show_papers(options: Namespace) -> None:
         out=_output_folder(options, "figures"),
         rule=rule,
         names=names,
+        only=options.only,
     )
     is_empty = True
     for name, content in contents:
@@ -357,14 +369,13 @@ def _write_html(options: Namespace) -> None:
 
 
 def _list_runs(options: Namespace) -> None:
-    directories = read_directories(options.roots, options.where, options.trials)
-    # With filters none that cannot be read.
-    shown = [directory for directory in directories if directory.run or not options.where]
-    entries = listing.list_entries(shown)
+    entries = listing.list_entries(_find_directories(options))
     if not entries:
         raise no_runs_error(options.roots)
     if options.status:
         entries = [entry for entry in entries if entry.directory.status in options.status]
+    if options.sort:
+        entries = listing.sort_entries(entries, options.sort)
     answer.add_facts(runs=[entry.record for entry in entries])
     form = options.format or "terminal"
     print(render(listing.entries_table(entries), form, terminal_width() or _WIDE), end="")
@@ -396,6 +407,12 @@ def _show_power(options: Namespace) -> None:
     show_tables(table, form=options.format or "terminal")
 
 
+def _clean_directories(options: Namespace) -> int:
+    return cleaning.clean_runs(
+        _find_directories(options), options.status, options.yes, options.roots
+    )
+
+
 # ---- shared functions
 
 
@@ -404,6 +421,12 @@ def _find_runs(options: Namespace) -> list[Run]:
     if not found_runs:
         raise no_runs_error(options.roots)
     return found_runs
+
+
+def _find_directories(options: Namespace) -> list[Directory]:
+    """Return run directories; with filters none that cannot be read."""
+    directories = read_directories(options.roots, options.where, options.trials)
+    return [directory for directory in directories if directory.run or not options.where]
 
 
 def _output_folder(options: Namespace, name: str) -> Path:
@@ -464,7 +487,7 @@ COMMANDS = {
         _show_papers,
         "Show five papers' tables and figures from own runs; without a NAME, all that have runs.",
         "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
-        "--accuracy --select --every --fill --with --format --pm --caption --out",
+        "--only --accuracy --select --every --fill --with --format --pm --caption --out",
     ),
     "html": Command(
         _write_html,
@@ -476,8 +499,8 @@ COMMANDS = {
         _list_runs,
         "List runs, one line each: status, what, accuracy, cost, age and path. "
         "Without filters also broken ones.",
-        "ls method=fedobp dataset=digits --status running,interrupted",
-        "--status --format",
+        "ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
+        "--status --sort --format",
     ),
     "compare": Command(
         _compare_sides,
@@ -503,6 +526,12 @@ COMMANDS = {
         "Tell which differences 3, 5, 10 and 20 seeds can show, from the spread in these runs.",
         "power outputs/fedobp",
         "--accuracy --format",
+    ),
+    "clean": Command(
+        _clean_directories,
+        "Remove runs that came to nothing, after asking; never one that has ended or is written.",
+        "clean outputs/demo method=fedobp --status interrupted",
+        "--yes --status",
     ),
 }
 

@@ -135,10 +135,15 @@ def compare_groups(a: Group, b: Group, select: str = "last") -> list[Table]:
         select: as in `accuracy_table`.
 
     Raises:
-        FedpflError: a run has no validation accuracy to select by.
+        FedpflError: both hold the same runs, or a run has no validation accuracy to select by.
     """
     # ---- Step 1: whether they can be compared.
     require_classes([a, b], "report compare")
+    if {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
+        raise FedpflError(
+            f"{_common_folder(a.runs)} and {_common_folder(b.runs)} hold the same runs; "
+            "name two different ones"
+        )
     sides = _relabel_sides(a, b)
     rows_of_sides = [judged_rows(group, select) for group in sides]
     for group, rows in zip(sides, rows_of_sides, strict=True):

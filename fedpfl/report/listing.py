@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import pluralize
+from fedpfl.ground.errors import FedpflError, choices_text, pluralize
 from fedpfl.ground.records import Record
 from fedpfl.ground.tasks import CLASSIFICATION
+from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import groups, shared_settings_note
 from fedpfl.report.load import Directory, experiment_folder
 from fedpfl.report.run import STATUSES
@@ -63,6 +64,25 @@ def list_entries(directories: Iterable[Directory]) -> list[Entry]:
     ordered = [(by_run[run], group.method) for group in groups(by_run) for run in group.runs]
     ordered += [(directory, "") for directory in all_directories if not directory.run]
     return [Entry(directory, _describe_directory(directory, label)) for directory, label in ordered]
+
+
+def sort_entries(entries: Sequence[Entry], key: str) -> list[Entry]:
+    """Sort by a key of the records, the best, largest or latest first.
+
+    An entry without a value comes last.
+
+    Raises:
+        FedpflError: there is no such key.
+    """
+    frame = pd.DataFrame([entry.record for entry in entries])
+    if key not in frame and key in COLUMNS and key in METRICS:
+        frame[key] = math.nan  # a score of tasks that no run has
+    if key not in frame:
+        raise FedpflError(f"--sort: {choices_text([*frame], key)}")
+    is_best_highest = key in METRICS and METRICS[key].best == "max"
+    is_descending = is_best_highest or key in ("hours", "bits", "changed")
+    ordered = frame[key].sort_values(ascending=not is_descending, kind="stable")
+    return [entries[index] for index in ordered.index]
 
 
 def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:
@@ -149,7 +169,7 @@ def _describe_directory(directory: Directory, label: str) -> Record:
         score: evaluation.get(score, math.nan),
         f"ft_{score}": evaluation.get(f"ft_{score}", math.nan),
         "hours": run.hours,
-        "bits": bits / (run.participants.iloc[-1] or math.nan) if run.rounds_done else math.nan,
+        "bits": bits / (run.last_participants or math.nan),
     }
     known_numbers = {key: float(number) for key, number in numbers.items() if number == number}
     return record | known_numbers

@@ -16,12 +16,11 @@ from fedpfl.ground.identity import identity
 from fedpfl.ground.lock import is_held_by_process
 from fedpfl.report import labels, reading
 from fedpfl.report.filters import apply_filters
-from fedpfl.report.run import Run
+from fedpfl.report.run import STALE_SECONDS, Run
 from fedpfl.report.text import clip_text, one_line
 
 _RUN_FILES = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt", "run.lock"})
 """A folder with one of these is a run directory."""
-_NO_ROUND = "no round recorded yet"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +33,7 @@ class Directory:
         modified_at: as in `Run`.
         run: the run, None where it cannot be read.
         reason: why it is broken, failed or diverged.
+        is_locked: as in `Run`.
     """
 
     path: Path
@@ -41,11 +41,19 @@ class Directory:
     modified_at: float
     run: Run | None = None
     reason: str = ""
+    is_locked: bool | None = None
 
     @property
     def status_text(self) -> str:
         """Return the status and the progress: `running 40/400`."""
         return self.run.status_text if self.run else self.status
+
+    @property
+    def is_stale(self) -> bool:
+        """True if it is too old to be still written."""
+        if self.run:
+            return self.run.is_stale
+        return time.time() - self.modified_at > STALE_SECONDS
 
 
 def print_to_stderr(line: str) -> None:
@@ -192,15 +200,15 @@ def inspect_directory(path: Path) -> Directory:
     try:
         run = read_started_run(path)
         if run.status == "finished" and not run.rounds_done:
-            raise FedpflError(f"{path}: finished, but {_NO_ROUND}")
+            raise FedpflError(f"{path}: finished, but {_explain_no_rounds(path)}")
     except FedpflError as error:
         status = "running" if is_locked else "broken"
         reason = str(error).removeprefix(f"{path}: ")
-        return Directory(path, status, modified_at, None, reason)
+        return Directory(path, status, modified_at, None, reason, is_locked)
     reason = ""
     if run.status in ("failed", "diverged"):
         reason = " ".join(str(run.summary.get("error") or "").split())
-    return Directory(path, run.status, run.modified_at, run, reason)
+    return Directory(path, run.status, run.modified_at, run, reason, run.is_locked)
 
 
 def read_run(path: Path) -> Run:
@@ -259,9 +267,15 @@ def read_started_run(path: Path) -> Run:
 
 def _require_rounds(directory: Directory) -> Run:
     if directory.run is None or not directory.run.rounds_done:
-        reason = directory.reason or _NO_ROUND
+        reason = directory.reason or _explain_no_rounds(directory.path)
         raise FedpflError(f"{directory.path}: {directory.status_text}: {reason}")
     return directory.run
+
+
+def _explain_no_rounds(path: Path) -> str:
+    if os.path.lexists(path / "rounds.csv"):
+        return "no round recorded yet"
+    return "no rounds.csv; no round was played"
 
 
 def _last_modification(path: Path) -> float:

@@ -30,6 +30,9 @@ VALUE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticEr
 def read_config(folder: Path, summary: Values) -> Record:
     """Read config.yaml. Raises FedpflError, as all functions here."""
     with _open_text(folder, "config.yaml", summary) as text:
+        # A few aliases of aliases are billions of values; no run writes any.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, YAML_LOADER)):
+            raise ValueError("it holds aliases, which no run writes")
         return _require_mapping(yaml.load(text, YAML_LOADER))
 
 

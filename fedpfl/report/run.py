@@ -94,6 +94,8 @@ class Run:
         for name in ("round", self.task.score):
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
+        if not (frame["round"] % 1 == 0).all():
+            raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
         frame["round"] = frame["round"].astype(int)
         # A round written twice (killed between row and checkpoint, then resumed) counts once, as
         # last written.
@@ -251,6 +253,11 @@ class Run:
         """Return the participants of each round, as planned where not participants."""
         participants = self.rounds.reindex(columns=["participants"])["participants"]
         return participants.astype(float).fillna(float(self.cohort))
+
+    @property
+    def last_participants(self) -> float:
+        """Return the participants of the last round, nan without any."""
+        return float(self.participants.iloc[-1]) if self.rounds_done else math.nan
 
     @property
     def hours(self) -> float:

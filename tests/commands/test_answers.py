@@ -70,6 +70,8 @@ REFUSED = """
 train local.lrr=1 => local.lrr is not a key here; did you mean local.lr?
 train --dry-run dataset=nothing => dataset must be one of
 report ls nowhere => no such directory: nowhere
+report tables --bogus => --bogus is no option
+check nothing => nothing is no file
 """
 
 

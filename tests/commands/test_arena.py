@@ -86,6 +86,10 @@ CHEATS = {
 MORE = {"more": Mine}
 => a submission adds one method, and nothing beside it
 """,
+    "fails": """
+    raise OSError("no")
+=> submission.py:
+""",
 }
 
 
@@ -178,6 +182,44 @@ def test_seeds_follow_from_the_submission_and_the_ledger(monkeypatch):
     first, again, later, other = map(set, drawn)
     assert first == again
     assert len(first | later | other) == 15
+
+
+def test_a_ledger_that_changes_meanwhile_is_left_alone(place: Path, monkeypatch):
+    """As it would on a system that cannot seal."""
+    ledger = place / "arena.jsonl"
+
+    def write_ledger(*_: str) -> None:
+        ledger.write_text("mine is best\n")
+        raise arena.Refused("it ran")
+
+    monkeypatch.setattr(arena, "ask_process", write_ledger)
+    monkeypatch.setattr(seal, "is_sealable", lambda: False)
+    (place / "mine.py").write_text("")
+    result = call_main(arena.main, "contract.yaml", "mine.py")
+    assert result.code == 2
+    assert "this system cannot seal" in result.err
+    assert "has changed while the submission ran" in result.err
+    assert ledger.read_text() == "mine is best\n"
+
+
+WRONG = {
+    "verify nowhere": "No such file or directory: 'nowhere'",
+    "contract.yaml": "give CONTRACT.yaml FILE.py",
+    "broken.yaml mine.py": "expected",
+    "unknown.yaml mine.py": "contract.sheeds is not a key here; known keys: words,",
+    "shifted.yaml mine.py": "without newcomers and shift",
+}
+
+
+def test_mistakes_are_one_line(place: Path):
+    (place / "mine.py").write_text(HEAD + TAIL)
+    (place / "broken.yaml").write_text("words: [")
+    (place / "unknown.yaml").write_text("words: []\nsheeds: 3")
+    (place / "shifted.yaml").write_text("words: [unseen=0.5]")
+    for line, message in WRONG.items():
+        result = call_main(arena.main, *line.split())
+        assert (result.code, result.err.count("\n")) == (2, 1), result.err
+        assert message in result.err
 
 
 needs_landlock = pytest.mark.skipif(not seal.is_sealable(), reason="needs Landlock")

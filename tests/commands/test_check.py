@@ -267,3 +267,26 @@ def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path,
     status, lines = told(f"partition={name}", "--quick", *values)
     assert status == 0, lines
     assert unkept(lines) == words(*BUILT_IN[name], kind="partition")
+
+
+UNKNOWN = "no file, and no method, model, data set or partition; did you mean"
+WITHOUT_VALUE = "method=halfway: method.share has no value; set it with method.share=..."
+REFUSED = f"""
+DOCS/mine.py shere=0.2 => method=halfway: shere is not a key here; did you mean
+digit => digit is {UNKNOWN} digits?
+broken.py => plugins: HERE/broken.py:1: NameError: name 'c' is not defined
+required.py => {WITHOUT_VALUE}
+"""
+"""What is typed => the one line that answers."""
+
+
+def test_what_cannot_be_tried_is_one_line(tmp_path: Path, told, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    docs = ROOT / "docs"
+    (tmp_path / "broken.py").write_text("x = c")
+    required = (docs / "mine.py").read_text().replace("] = 0.5", "]")
+    (tmp_path / "required.py").write_text(required)
+    for words, says in read_cases(REFUSED):
+        status, lines = told(*words.replace("DOCS", str(docs)).split())
+        assert (status, len(lines)) == (2, 1), words
+        assert lines[0].startswith(f"fedpfl: {says.replace('HERE', str(tmp_path))}"), lines

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.record import rundir
 from fedpfl.record.columns import round_columns
@@ -25,6 +27,8 @@ from tests.command import (
     read_table,
     run_command,
     snapshot,
+    start_process,
+    wait_for,
 )
 from tests.conftest import keep_quick, read_cases
 
@@ -33,22 +37,39 @@ from tests.conftest import keep_quick, read_cases
 BAD = r"""
 # unknown keys
 foo=1 => foo is not a key
+local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
 # unknown choices
 method=xyz => method must be one of apfl, apple, centralized, cfl,
 # what was probably meant
 alpha=0.5 => alpha is not a key here; did you mean partition.alpha?
+# wrong types
+rounds=abc => rounds must be a whole number, got 'abc'
 # out of range
 rounds=0 => rounds must be 1 or more, got 0
+eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every must be a positive multiple of eval.every (5), got 7
 # what the network does not have
 method=fedper method.layers=5 => method.layers must be at most 4, the network's layers, got 5
+model=mlp model.hidden=[100000000000] => can't allocate memory
+# adapters
+adapter=lora adapter.rank=0 => adapter.rank must be 1 or more, got 0
+adapter=lora => model=cnn4: adapter.layers: the network has no q; it has conv, linear
+# files
+dataset=npz => dataset.path has no value; set it with dataset.path=
 # folders
 hydra.run.dir=a/b/{300 x} => File name too long
+hydra.run.dir=file/run => file/run
 # what a terminal would obey
 data_dir="{escape}[2J{escape}[31mred" => data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'
+# syntax
+rounds=(1 => rounds=(1
+# interpolations
+seed=${nope} => seed: Interpolation key 'nope' not found
 # sweeps
 -m seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
 # sweeps in lockstep
 -m hydra/launcher=lockstep hydra.job.chdir=true => hydra.job.chdir must be false with hydra/launcher=lockstep
+# sweeps over experiments
+-m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
 """
 MARKED = {
     "{escape}": "\x1b",
@@ -79,6 +100,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert says in result.err
     assert result.out == ""
     assert snapshot(tmp_path) == before
+
+
+def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
+    shown = r"a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe"
+    assert str(FedpflError("a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe")) == shown
+    assert str(FedpflError(shown)) == shown  # as one that comes from another process
 
 
 # Good input
@@ -281,3 +308,31 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
         if "need 120000 samples" in line and line.endswith("(nothing was written)")
     )
     assert "clients=5000" in line
+
+
+# Signals
+
+
+IMPORTING = """
+import builtins, os, runpy, sys
+(name, number), sys.argv[1:] = sys.argv[1:], []
+real = builtins.__import__
+def importing(name, *rest, **more):
+    if name == "torch":
+        os.kill(os.getpid(), int(number))
+    return real(name, *rest, **more)
+builtins.__import__ = importing
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "code", "told"),
+    [
+        ("fedpfl.train", signal.SIGINT, 130, "interrupted"),
+        pytest.param("fedpfl.tune", signal.SIGTERM, 143, "terminated", marks=pytest.mark.full),
+    ],
+)
+def test_a_signal_while_modules_are_imported_is_one_line(name, number, code, told, tmp_path):
+    result = wait_for(start_process(name, str(int(number)), cwd=tmp_path, script=IMPORTING))
+    assert (result.code, result.err) == (code, f"fedpfl: {told} before anything was done\n")

@@ -62,6 +62,8 @@ def test_a_sweep_has_a_line_a_run(tmp_path):
 
 REFUSED = """
 seed=1,2 => seed=1,2 is a sweep
+--cfg job => --dry-run goes with -m alone; leave out --cfg
+dataset=har => data set har is not in data_dir=data .*put folder 'UCI HAR Dataset'
 -m method=fedavg,ditto rounds=1,0 => 2 of 4 runs would be refused: run 2 of 4  method=fedavg rounds=0
 local.lr=1e38 => training diverged: client \\d brought back numbers that are not finite
 """

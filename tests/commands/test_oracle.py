@@ -152,6 +152,12 @@ def test_a_fault_of_a_port_is_found_at_its_hook(tmp_path, checkout, fault, statu
     assert result.code == int(status)
 
 
+def test_another_class_is_refused_in_one_line(tmp_path, checkout):
+    result = compare(tmp_path, checkout, "pass", f"--against={checkout}:FedY")
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert "has a class FedY" in result.err
+
+
 @pytest.mark.full
 def test_pytest_can_ask():
     """It asks another process, which ends at the first word that is wrong."""

@@ -15,6 +15,7 @@ from omegaconf import _utils as yaml_loader
 
 from fedpfl import train
 from fedpfl.config import overrides, run_location
+from fedpfl.config.plan import check_config
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.schema import Settings
 from fedpfl.ground.casting import Checked
@@ -24,7 +25,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
-from tests.command import TINY, compose_once
+from tests.command import TINY, compose_once, run_command
 from tests.conftest import read_cases
 from tests.data.promises import build, one_line
 
@@ -111,8 +112,6 @@ def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
     words = "method=fedobp norm=none score=fisher quantile=ablation_cls dataset=svhn"
     chosen = resolved(*words.split())["method"]
     assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9495)
-    by_alpha = resolved("method=fedobp", "dataset=svhn", "quantile=paper", "partition.alpha=0.5")
-    assert by_alpha["method"]["q"] == 0.9998
     for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
         with pytest.raises(FedpflError, match="that method=seqfededt does not have"):
             resolved("method=seqfededt", group)
@@ -229,6 +228,19 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed():
             assert str(caught.value) == message.removeprefix("group.")
 
 
+UNRESOLVED = """
+quantile.table=3 => quantile.table must map data sets to alphas to q, got 3
+local=3 => local must be a group of keys, got 3
+~local.epochs => local.epochs has no value; set it with local.epochs=
+"""
+
+
+def test_a_configuration_that_cannot_be_resolved_is_one_line() -> None:
+    for words, message in read_cases(UNRESOLVED):
+        told = one_line(lambda words=words: check_config(compose_once(*words.split())))
+        assert told.startswith(message)
+
+
 UNHAD = """
 local.steps=20 => local.steps must be null beside local.epochs=5; set local.epochs=null, got 20
 method=per_fedavg local.decay=cosine => local.decay=cosine has no part in method=per_fedavg
@@ -264,3 +276,28 @@ def test_runs_ask_for_their_places_side_by_side():
         places = [*pool.map(lambda _: cfg.copy().hydra.sweep.subdir, range(12))]
     assert len({*places}) == 1
     assert run_location.INVALID not in places[0]
+
+
+WRONG_FILES = """
+method | mu: 0.1 | method=mine => method.name must be one of
+local | lr: 0.1 | local=mine => local is a group of keys; set one of them, local.KEY=...
+experiment | # @package _global_;;defaults: [/method: fedprox] | experiment=mine => To override a value use 'override method: fedprox'
+"""
+
+
+@pytest.mark.parametrize(("file", "message"), read_cases(WRONG_FILES))
+def test_a_file_of_ones_own_that_is_wrong_is_one_line(file, message, tmp_path):
+    group, text, word = (part.strip() for part in file.split("|"))
+    (tmp_path / "my" / group).mkdir(parents=True)
+    (tmp_path / "my" / group / "mine.yaml").write_bytes(text.replace(";;", "\n").encode("latin-1"))
+    (line,) = run_command("--config-dir", "my", word, *TINY, cwd=tmp_path).complaints
+    assert message in line
+
+
+def test_a_folder_of_ones_own_is_read_by_every_way_to_look_at_a_run(tmp_path):
+    (tmp_path / "my/experiment").mkdir(parents=True)
+    text = "# @package _global_\nlocal:\n  lr: 0.125\n"
+    (tmp_path / "my/experiment/mine.yaml").write_text(text)
+    words = ("--config-dir", "my", "experiment=mine", *TINY)
+    assert "local.lr=0.125" in run_command(*words, "--help", cwd=tmp_path).out
+    assert "lr=0.125" in run_command(*words, "--dry-run", cwd=tmp_path).out

@@ -133,6 +133,56 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
         assert not plugins.SPACES
 
 
+ARGUMENTS = """
+from __future__ import annotations
+import functools, math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Literal
+from torch import nn
+from fedpfl.methods import FedAvg
+from fedpfl.models.mlp import MLP
+if TYPE_CHECKING:
+    from absent import Odd
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    kind: Literal["a", "b"] = "a"
+    rule: Callable = math.exp
+    sizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))
+    def init(self, params, parts):
+        print("method", self.kind, self.rule(0), self.sizes)
+        return super().init(params, parts)
+class Layers:
+    def __call__(
+        self, shape, classes, act=nn.ReLU, width: int = None, odd: Odd = 5,
+        folder=Path("b"), *, depth: int = 7
+    ):
+        print("model", act.__name__, width, odd, folder, depth)
+        return MLP(shape, classes)
+METHODS = {"mine": Mine}
+MODELS = {"mine": functools.partial(Layers(), depth=8)}
+"""
+
+
+def test_arguments_of_every_kind_arrive(folder: Path, capsys) -> None:
+    """What no configuration can hold keeps its default and is no key; the rest can be set."""
+    (folder / "mine.py").write_text(ARGUMENTS)
+    plugin = format_override("plugins", [folder / "mine.py"])
+    words = (plugin, "method=mine", "model=mine", *TINY[:-2])
+    plugins.load_plugins([folder / "mine.py"])
+    build(*words)
+    defaults = capsys.readouterr().out
+    assert "method a 1.0 (1, 2)\n" in defaults
+    assert "model ReLU None 5 b 8\n" in defaults
+    build(*words, "model.width=2", "method.kind=b", "method.sizes=[3]", "model.odd=x")
+    changed = capsys.readouterr().out
+    assert "method b 1.0 (3,)\n" in changed
+    assert "model ReLU 2 x b 8\n" in changed
+    told = "model.act is not a key here; known keys of model=mine: "
+    (line,) = run_command(*words, "model.act=x", cwd=folder).complaints
+    assert told in line
+
+
 LEAN = """
 from lean import half
 from kit import tools
@@ -195,9 +245,11 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(beside: Path)
 
 
 WRONG_FILES = """
+absent => No such file or directory; name a Python file that there is
 x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS, METRICS of names
 a = 1;;b = c => :2: NameError: name 'c' is not defined
 METHODS = {'mine': int} => method=mine: it must be a subclass of fedpfl.methods.Method
+MODELS = {'mine': lambda shape, classes, head: 0} => model=mine: its argument head is a key that every choice has
 MODELS = {'mine': lambda shape, classes: 0, 'cnn4': int} => model=cnn4: it exists already; choose another name
 """
 WRONG_HOOKS = """
@@ -219,7 +271,8 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path)
     file = tmp_path / "mine.py"
     before = [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()]
     columns = [*METRICS]
-    file.write_text(text)
+    if text != "absent":
+        file.write_text(text)
     with pytest.raises(FedpflError) as error:
         plugins.load_plugins([str(file)])
     assert re.match(

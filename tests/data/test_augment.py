@@ -5,6 +5,7 @@ on all backends.
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training import scripts
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.methods import FedAvg, Phase
+from tests.command import format_override
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -24,10 +26,12 @@ from tests.conftest import (
     assert_close,
     assert_same,
     differing,
+    read_cases,
     record_rounds,
     record_states,
     tiny,
 )
+from tests.data.promises import build, one_line
 
 BLACK = torch.tensor([-1.5, -0.5]).view(2, 1, 1)
 ALL = Augment(flip=True, rotate=30.0, crop=2, fill="mean")
@@ -126,3 +130,14 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net, engine, mon
     for together, call in zip(runner.run(calls), calls, strict=True):
         alone = make_backend(as_engine(engine), net, CPU).run([call])[0]
         assert_same(together.uploads, alone.uploads)
+
+
+def test_what_are_no_images_is_neither_augmented_nor_turned(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((60, 9, 128), np.float32), y=np.arange(60) % 3)
+    words = ("dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn")
+    for word, told in read_cases("""
+        augment=crop_flip => augment is for images, but data set npz has none; set augment=none
+        shift=rotation => shift.rotation is for images, colour for three channels, and samples of data set npz are signals
+    """):
+        given = (*words, "partition=iid", "clients=4", word)
+        assert told in one_line(lambda given=given: build(*given))

@@ -5,6 +5,7 @@ line.
 import dataclasses
 import gzip
 import hashlib
+import inspect
 import io
 import os
 import pickle
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
@@ -25,7 +27,7 @@ from fedpfl.data.datasets import DATA_SETS, emnist, fmnist, load_samples, medmni
 from fedpfl.data.datasets.shared.archive import MedMNIST
 from fedpfl.data.datasets.shared.samples import Samples, select_classes
 from fedpfl.ground import vision
-from tests.conftest import DATA
+from tests.conftest import DATA, ROOT, read_cases
 from tests.data.promises import assert_promises, assert_read, one_line
 
 RNG = np.random.default_rng(0)
@@ -233,6 +235,16 @@ def test_cifar(tmp_path, cifar, monkeypatch, writable):
     assert left == ({kind.filename, kind.base_folder} if writable else {kind.filename})
 
 
+def test_an_archive_writes_nothing_outside(tmp_path, cifar, monkeypatch):
+    name, kind, files, _, _ = cifar
+    archive = pack(files | {"../../outside": b"?"})
+    monkeypatch.setattr(kind, "tgz_md5", md5(archive))
+    root = write(tmp_path / "data", {kind.filename: archive})
+    told = corrupt(name, root)
+    assert told.startswith(f"{kind.filename}: '../../outside' would be extracted to ")
+    assert not (tmp_path / "outside").exists()
+
+
 def test_svhn(tmp_path, monkeypatch):
     kind = vision.load_torchvision().SVHN
     splits, parts = dict(kind.split_list), {}
@@ -293,10 +305,18 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
     assert len(load_samples("mnist", tmp_path, path=tmp_path / "other.npz").y) == 5
 
 
-def test_labels_beyond_the_classes_are_refused(tmp_path):
+OPTIONS = """
+classes=2 => labels must be from 0 to 1, found 0 to 2
+mean=[0.5] * 3, std=[0.5] * 2 => dataset.std has 2 entries, but the samples have 3 channels
+only=(0, 7) => dataset.only must be below 3, the number of classes, got 7
+"""
+
+
+@pytest.mark.parametrize(("options", "message"), read_cases(OPTIONS))
+def test_errors_in_options(tmp_path, options, message):
     np.savez(tmp_path / "own.npz", x=images(6, 3, 8, 8), y=labels(6))
-    told = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / "own.npz", classes=2))
-    assert "labels must be from 0 to 1, found 0 to 2" in told
+    given = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"}
+    assert message in one_line(lambda: load_samples(**(given | eval(f"dict({options})"))))
 
 
 def test_classes_that_are_kept_are_numbered_anew(tmp_path):
@@ -312,6 +332,38 @@ def test_classes_that_are_kept_are_numbered_anew(tmp_path):
     part = select_classes(samples, (0,))
     assert (part.groups.tolist(), part.test_from, part.classes) == ([1, 2], 1, 1)
     assert select_classes(dataclasses.replace(samples, test_from=1), (0,)).test_from is None
+
+
+def test_config_files():
+    """One file per name, with the arguments of its reader; the published faulty constants only under
+    their own names.
+    """
+    files = {
+        path.stem: OmegaConf.to_container(OmegaConf.load(path))
+        for path in (ROOT / "conf/dataset").glob("*.yaml")
+    }
+    published = {f"{name}_as_published" for name in ("organamnist", "organcmnist")}
+    assert set(files) == {*DATA_SETS, *published}
+    for stem, values in files.items():
+        name = stem.removesuffix("_as_published")
+        options = {
+            key: list(p.default) if isinstance(p.default, tuple) else p.default
+            for key, p in list(inspect.signature(DATA_SETS[name]).parameters.items())[1:]
+            if key not in ("path", "task", "together")  # of all data sets, the run, the partition
+        }
+        shared = ("name", "mean", "std", "classes", "path", "download")
+        assert {*shared} <= values.keys()
+        rest = {key: value for key, value in values.items() if key not in shared}
+        assert {**rest, "normalize": 1, "title": 1, "defaults": 1} == {
+            **options,
+            **dict.fromkeys(("normalize", "title", "defaults"), 1),
+        }
+        if stem not in published:
+            assert all(0 < value < 1 for value in (values["mean"] or []) + (values["std"] or []))
+            continue
+        for key in ("mean", "std"):
+            scaled = [value / 255 for value in values[key]]
+            assert files[name][key] == pytest.approx(scaled, abs=1e-4)
 
 
 def load_downloaded(name: str, folder: str) -> Samples:

@@ -335,6 +335,8 @@ def test_domainnet(tmp_path, monkeypatch):
     assert (some.class_names, some.test_from, len(some.y)) == (("bee", "zebra"), 6, 12)
     assert torch.equal(some.x[0], got.x[0])
     assert_promises("domainnet", tmp_path, "has_all_classes", size=8)
+    told = one_line(lambda: load_samples("domainnet", tmp_path, objects=("zebr",)))
+    assert "dataset.objects must be some of" in told
     (tmp_path / "DomainNet/real_test.txt").write_text("")
     assert "real is not as published: 2 listed images" in refusal("domainnet", tmp_path)
 
@@ -356,6 +358,8 @@ def test_camelyon17(tmp_path, monkeypatch):
     assert got.units.tolist() == [0, 0, 1, 2]
     assert np.array_equal(got.x[2], pixels([*files.values()][2], 32))
     assert_promises("camelyon17", tmp_path)
+    told = one_line(lambda: load_samples("camelyon17", tmp_path, together="ward"))
+    assert "partition.together=ward: data set camelyon17 has no such column" in told
 
 
 def test_fed_isic2019(tmp_path, monkeypatch):
@@ -448,18 +452,28 @@ WRONG = {
     "": None,
     "four labels": "1\n2\n3\n4\n",
     "8 kHz": sound(tone(440), 8_000),
+    "an absent clip": "yes/zz.wav",
+    "half a picture": picture(0, (64, 64), "JPEG")[:900],
+    "another class": "val_0.JPEG\tn09\n",
+    "no head": "n3.jpg,n3\n",
     "no rows": "filename,label\n",
 }
 """Contents of a file; None: there is none."""
 LINES = """
 har | train/y_train.txt | four labels | y_train.txt is not as published: it has [4, 1] numbers, expected [5, 1]
 speech_commands | yes/aa_nohash_0.wav | 8 kHz | (1, 2, 8000), where (1, 2, 16000) are published
+speech_commands | testing_list.txt | an absent clip | 6 clips and names of clips, 5 are published
+tiny_imagenet | train/n01/images/n01_1.JPEG | half a picture | n01_1.JPEG is not as published: image
+tiny_imagenet | val/val_annotations.txt | another class | val_annotations.txt is not as published:
+mini_imagenet | val.csv | no head | val.csv is not as published: KeyError: 'filename'
 mini_imagenet | val.csv | no rows | 5 images in its three lists, 6 are published
 """
 """Data set | file | what is in it | what is said."""
 SETS = {
     "har": ("activities", "UCI HAR Dataset"),
     "speech_commands": ("clips", FOLDER),
+    "tiny_imagenet": ("tiny", "tiny-imagenet-200"),
+    "cinic10": ("cinic", "CINIC-10"),
     "mini_imagenet": ("mini", "mini-imagenet"),
 }
 """By data set the fixture that has its files, and the folder where they belong."""

@@ -120,3 +120,17 @@ def test_nothing_but_arrays_is_made_of_their_pickles(tmp_path, capsys):
         (tmp_path / "all.pkl").write_bytes(pickle.dumps(values, protocol))
         with (tmp_path / "all.pkl").open("rb") as file:
             assert repr(PlainUnpickler(file).load()) == repr(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "message"),
+    [
+        ("pfllib", "empty", "has no train/0.npz"),
+        ("flbench", "empty", "has no data.npy, and is none of mnist, fmnist"),
+        ("flbench", "cifar100", "has labels of 20 superclasses"),
+    ],
+)
+def test_other_folders_are_refused_in_one_line(tmp_path, name, folder, message):
+    write_flbench(tmp_path / folder, super_class=True)
+    (tmp_path / folder / "config.json").write_text('{"num_clients": 3}')
+    assert message in one_line(lambda: build_from(name, tmp_path / folder))

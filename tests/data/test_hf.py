@@ -89,9 +89,12 @@ def test_splits_are_joined_with_test_last(tmp_path):
     [
         (datasets.Value("string"), ["cat", "ant", "cat"], [1, 0, 1], ("ant", "cat")),
         (datasets.Value("int64"), [5, 3, 5], [1, 0, 1], ("3", "5")),
+        (datasets.Value("int8"), [1, 0, 1], [1, 0, 1], ()),
         (datasets.Value("float32"), [1.0, 0.0, 1.0], [1, 0, 1], ()),
+        (datasets.Value("bool"), [True, False, True], [1, 0, 1], ("False", "True")),
         (datasets.ClassLabel(names=["z", "y", "x"]), [2, 0, 2], [1, 0, 1], ("z", "x")),
         (datasets.ClassLabel(names=["z ", "e\u0301", "y"]), [1, 0, 1], [1, 0, 1], ("z", "\u00e9")),
+        (datasets.ClassLabel(names=["z", "y"]), [1, 0, 1], [1, 0, 1], ("z", "y")),
     ],
 )
 def test_labels_are_numbered_and_keep_their_names(tmp_path, feature, values, labels, names):
@@ -157,6 +160,7 @@ IMAGE = {"image": datasets.Image()}
 LABEL = {"label": datasets.Value("int64")}
 FLOATS = {"x": [1.0, 2.0, 3.0], "label": [0, 1, 0]}
 PART = {"x": [1.0, 2.0], "label": [0, 1]}
+TWO = {"train": PART, "test": PART}
 X = {"input": "x"}
 LABELS = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["a", "b"])}
 NAMED = {"features": LABELS, "train": PART}
@@ -167,8 +171,19 @@ def nested(*rows):
 
 
 FAULTS = """
+no such column | FLOATS | {"input": "y"} | d has no column 'y'; it has x, label
+twice | FLOATS | {"input": ("x", "x")} | must name different columns
+no split | FLOATS | {**X, "split": "train"} | d is one Dataset; leave dataset.split out
+mixed | {**FLOATS, "t": list("abc")} | {"input": ("x", "t")} | 'x' holds numbers, 't' holds texts; dataset.input takes
+texts of arrays | nested(["a"], ["b"]) | X | column 'x' holds no arrays of numbers
 two spellings | {**FLOATS, "who": ["a", "B ", "b"]} | {**X, "by": "who"} | client 'b' is 'B' at d; write it alike
+not in | FLOATS | {**X, "categories": ("label",)} | dataset.categories has label, which dataset.input has not
+half | {**FLOATS, "label": [0, 0.5, 1]} | X | label 0.5 is no class
+array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | X | label holds values of ndarray; give numbers or texts
 ragged | nested([1.0, 2.0], [1.0]) | X | 'x' holds no arrays of numbers of one shape
+another split | TWO | {**X, "split": "trian"} | dataset.split must be one of train, test, got 'trian'; did you mean train?
+no column in a split | {**TWO, "test": {"label": [0]}} | X | split test has no column 'x'
+arrays | {"train": nested([1.0], [2.0]), "test": nested([1.0, 2.0])} | X | split test: samples are float32 [2]
 no class | {**NAMED, "test": {**PART, "label": [1, -1]}} | X | split test: label has no value in row 2
 """
 """Name | columns, or those of splits | options | what is said."""
@@ -178,6 +193,16 @@ no class | {**NAMED, "test": {**PART, "label": [1, -1]}} | X | split test: label
 def test_what_is_wrong_with_columns_and_splits_is_one_line(fault, columns, options, text, tmp_path):
     save(tmp_path / "d", **eval(columns))
     assert text in one_line(lambda: load(tmp_path / "d", **eval(options)))
+
+
+def test_a_path_that_is_none(tmp_path):
+    save(tmp_path / "d", **FLOATS)
+    (file,) = (tmp_path / "d").glob("*.arrow")
+    file.write_bytes(b"broken")
+    assert "d cannot be read as a folder of save" in one_line(
+        lambda: load(tmp_path / "d", input="x")
+    )
+    assert "is no folder here; give one that" in one_line(lambda: load(tmp_path / "no", input="x"))
 
 
 def test_names_on_the_hub(monkeypatch):
@@ -233,3 +258,13 @@ def test_texts_are_a_tokenizers_ids_and_the_next_ones_are_labels(tmp_path):
     (named / "config.json").write_text('{"vocab_size": 9}')
     other = load_samples("hf", Path("unused"), task="next_token", **{**own, "tokenizer": named})
     assert (other.pad, other.classes, other.x[1].tolist()) == (2, 9, [1, 5, 2, 2, 2])
+    for wrong, told in (
+        ({"label": "label"}, "dataset.label has no use with task=next_token"),
+        ({"tokenizer": None}, "task=next_token needs dataset.tokenizer"),
+        ({"tokenizer": tmp_path}, "tokenizer.json cannot be read"),
+    ):
+        assert told in one_line(
+            lambda wrong=wrong: load_samples(
+                "hf", Path("unused"), task="next_token", **{**own, **wrong}
+            )
+        )

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.data.datasets import shakespeare
-from tests.data.promises import assert_read
+from fedpfl.data.datasets import load_samples, shakespeare
+from tests.conftest import read_cases
+from tests.data.promises import assert_read, one_line
 from tests.data.test_datasets import write
 
 WRITERS = {
@@ -91,3 +92,28 @@ def test_all_data_have_no_test_part(tmp_path):
     facts = {"groups": owners, "noted": ["has_all_classes"], "classes": 62}
     y = [61 - n for size in (6, 5, 4) for n in range(size)]
     assert_read("femnist", tmp_path, np.concatenate(expected), y, **facts)
+
+
+def first(value: object):
+    return lambda x: [[value, *x[0][1:]], *x[1:]]
+
+
+ERRORS = """
+femnist | x=first(1.01) | train_9.json is not as published: pixels are not multiples of 1/255 from 0 to 1; put
+femnist | y=lambda y: [62, *y[1:]] | labels must be from 0 to 61, found
+shakespeare | x=["é" * 80] * 5 | train_9.json is not as published: a letter is none of LEAF's 80
+"""
+"""Data set | what is changed of a user | what is said."""
+
+
+@pytest.mark.parametrize(("name", "values", "message"), read_cases(ERRORS, " | "))
+def test_errors(name, values, message, tmp_path):
+    files = written(name)[0]
+    file = next(iter(files))
+    body = json.loads(files[file])
+    user = [*body["user_data"].values()][1 if name == "shakespeare" else 0]
+    for key, value in eval(f"dict({values})", {"first": first}).items():
+        user[key] = value(user[key]) if callable(value) else value
+    write(tmp_path, files | {file: json.dumps(body)})
+    classes = {"femnist": 62, "shakespeare": 80}[name]
+    assert message in one_line(lambda: load_samples(name, tmp_path, classes=classes))

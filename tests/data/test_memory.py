@@ -101,14 +101,32 @@ X, Y = np.zeros((40, 4), np.float32), np.arange(40) % 2
 FRAME = pd.DataFrame({"a": [1.0, 2.0], "y": ["u", "v"]})
 WRONG = {
     "no form": (3, {}, "data must be (x, y)"),
+    "lengths": ((X, Y[1:]), {}, "data: x has 40 samples, and y has 39"),
+    "groups twice": ({"a": (X, Y, Y)}, {}, "data['a'] has groups, and is one client"),
+    "other labels": (
+        {"a": (X, Y), "b": (X, np.where(Y, "u", "v"))},
+        {},
+        "data['b']: labels are texts",
+    ),
+    "frame and array": (
+        {"a": (X, Y), "b": FRAME},
+        {"label": "y"},
+        "data['b'] is a table, and not all are; give all",
+    ),
+    "label of arrays": ((X, Y), {"label": "y"}, "are for tables, and data is none"),
+    "absent label": (FRAME, {"label": "z"}, "data has no column 'z'; it has a, y"),
     "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),
     "a bad item": (
         torch.utils.data.StackDataset([X[0], X[:2]], [0, 1]),
         {},
         "data cannot be read as a torch Dataset",
     ),
+    "items of names": (torch.utils.data.StackDataset(x=X, y=Y), {}, "item 0 is a dict"),
+    "names alike": ({1: (X, Y), "1": (X, Y)}, {}, "client '1' needs a printable name"),
+    "sparse": ((torch.tensor(X).to_sparse(), Y), {}, "data: x is a tensor that NumPy cannot hold"),
     "hidden": ((np.ma.masked_equal(X, 0), Y), {}, "data: x has no value in sample 0; fill it in"),
     "no label": ((X, ["u", None, *"vw" * 19]), {}, "data: y has no value in sample 1"),
+    "texts and numbers": ((X, [1, "1"] * 20), {}, "y holds values of int and str; give"),
     "nobody's": ((X, Y, [*"uvw", np.nan, *"xy" * 18]), {}, "groups has no value in sample 3"),
     "lists": (FRAME.assign(b=[[1], [2]]), {"label": "y"}, "column 'b' holds more than one value"),
 }

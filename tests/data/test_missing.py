@@ -1,6 +1,8 @@
 """Empty cells: what fills them is scikit-learn's over the joined training rows, wherever they are."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 import fedpfl
 from fedpfl.data.datasets import memory
+from fedpfl.engine.training.jobs import _sample_key
 from fedpfl.runner.export import write_models
 from tests.data.promises import build, one_line
 
@@ -107,8 +110,14 @@ def test_a_column_in_another_unit_is_told_before_training():
 @pytest.mark.parametrize(
     ("change", "words", "text"),
     [
+        (
+            {},
+            (),
+            "column 'age' has no value in row 2; fill it in, or leave the row out, or set dataset.mi",
+        ),
         ({"sick": None}, ("dataset.missing=mean",), "label has no value in row 1"),
         ({"dose": np.inf}, ("dataset.missing=mean",), "'dose': a number in row 1 is not finite"),
+        ({"ward": " "}, ("dataset.missing=mean",), "ward has no value in row 1"),
         ({"age": np.nan}, ("dataset.missing=mode",), "feature age has no value in any training"),
     ],
 )
@@ -116,3 +125,16 @@ def test_what_cannot_be_filled_is_one_line(change, words, text):
     frame = make_sites()["site0"].assign(**change)
     held = memory.hold_data(dict.fromkeys("abcde", frame))
     assert text in one_line(lambda: build(*TABLE, *SMALL, f"dataset.digest={held.digest}", *words))
+
+
+def test_runs_that_fill_by_other_numbers_are_no_one_program():
+    """In lockstep, of two seeds with given mean and std."""
+    held = memory.hold_data(make_sites())
+    federation = build(
+        *TABLE, *SMALL, f"dataset.digest={held.digest}", "dataset.missing=mode"
+    ).federation
+    keys = [
+        _sample_key([SimpleNamespace(federation=one)])
+        for one in (federation, replace(federation, fill=(0.0,)))
+    ]
+    assert keys[0] != keys[1]

@@ -17,7 +17,7 @@ from fedpfl.data.datasets import memory
 from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.data.datasets.shared.words import encode_texts
 from tests.command import compose_once, format_override
-from tests.data.promises import one_line
+from tests.data.promises import build, one_line
 
 ROWS = 12
 NUMBERS = np.random.default_rng(0).normal(size=ROWS)
@@ -71,6 +71,18 @@ def test_a_class_without_a_name_goes_by_its_number():
     assert "below 3" in one_line(lambda: find_class((), 3, 3, "key"))
 
 
+def test_an_attack_names_classes(tmp_path):
+    for name in "ab":
+        make_frame(y=["1", "2", "3", "4"]).to_csv(tmp_path / f"{name}.csv", index=False)
+    words = ["dataset=sites", format_override("dataset.path", tmp_path), "dataset.label=y"]
+    words += ["model=mlp", "method=fedavg", "attack=label_flip", "attack.clients=[0]"]
+    run = build(*words, "attack.source=1", "attack.target=2")
+    assert (run.adversary.attack.source, run.adversary.attack.target) == (0, 1)
+    assert "attack.source must be one of 1, 2, 3, 4, got '0'" in one_line(
+        lambda: build(*words, "attack.source=0", "attack.target=2")
+    )
+
+
 # ---- One spelling
 
 
@@ -82,10 +94,15 @@ NFD = unicodedata.normalize("NFD", "bénigne")
     [
         ([["bénigne", "x"], [NFD, "x"]], ("bénigne", "x")),
         ([["a", "b "], ["a", " b"]], ("a", "b")),
+        ([["heart  attack", "none"], ["heart attack", "none"]], ("heart attack", "none")),
         ([["10", "010", "020"], ["10", "010", "020"]], ("010", "10", "020")),
+        ([["None", "NA"], ["None", "NA"]], ("NA", "None")),
         ([["no", "yes"], ["No", "yes"]], "'No' is 'no' at a"),
+        ([["+1", "-1"], ["1", "-1"]], "'1' is '+1' at a"),
         ([["pre-op", "x"], ["pre\u2013op", "x"]], "'pre\u2013op' is 'pre-op' at a"),
+        ([["01", "02"], ["1", "2"]], "'1' is '01' at a"),
         ([["no", "yes"], ["0", "1"]], "labels are texts, and those of"),
+        ([["Straße", "x"], ["STRASSE", "x"]], "'STRASSE' is 'Straße' at"),
     ],
 )
 @pytest.mark.parametrize("door", ["files", "by"])
@@ -115,24 +132,31 @@ def test_clients_and_categories_have_one_spelling(values):
 # ---- Pictures are what viewers show
 
 
-@pytest.mark.parametrize("kind", ["turned", "transparent", "palette", "grey"])
+@pytest.mark.parametrize(
+    "kind", ["turned", "mirrored", "transparent", "palette", "grey", "tiff", "bmp"]
+)
 def test_pictures_are_turned_and_lie_on_white(kind, tmp_path):
     pixels = np.full((8, 8, 3), 255, np.uint8)
     pixels[:4] = 0
-    image, exif = Image.fromarray(pixels), Image.Exif()
-    if kind == "turned":
-        exif[0x0112] = 3
-        image = image.rotate(180)
+    image, orientation, suffix = Image.fromarray(pixels), 1, "png"
+    if kind in ("turned", "mirrored"):
+        orientation = {"turned": 3, "mirrored": 4}[kind]
+        image = image.rotate(180) if kind == "turned" else image.transpose(1)
     elif kind == "grey":
         image = Image.new("LA", (8, 8), (0, 0))
         image.paste((0, 255), (0, 0, 8, 4))
-    else:
+    elif kind in ("transparent", "palette"):
         image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
         image.paste((0, 0, 0, 255), (0, 0, 8, 4))
         image = image.quantize(4) if kind == "palette" else image
+    else:
+        suffix = kind
+    exif = Image.Exif()
+    exif[0x0112] = orientation
     for label in ("u", "v"):
         (tmp_path / "a" / label).mkdir(parents=True)
-        image.save(tmp_path / "a" / label / "1.png", exif=exif)
+        options = {} if suffix == "bmp" else {"exif": exif}
+        image.save(tmp_path / "a" / label / f"1.{suffix}", **options)
     samples = datasets.load_samples("sites", Path("unused"), path=tmp_path, size=8)
     assert samples.x[0, :, :4].max() == 0
     assert samples.x[0, :, 4:].min() == 255
@@ -149,6 +173,15 @@ def test_texts_of_any_script_are_told_apart(good, bad):
     ids = encode_texts([good, bad, good], 3, 100, 8, "d")
     assert ids[0].tolist() == ids[2].tolist() != ids[1].tolist()
     assert (ids > 1).any(1).all()
+
+
+def test_texts_without_a_word_are_counted(caplog):
+    encode_texts(["word", "...", " "], 3, 100, 8, "d")
+    assert "d: 2 of 3 texts have no word" in caplog.text
+    assert "no text has a word" in one_line(lambda: encode_texts(["!", "?"], 2, 100, 8, "d"))
+    assert encode_texts(["Don't stop-2"], 1, 100, 4, "d").tolist() == [[3, 5, 4, 2]]
+    words = encode_texts(["\u0645\u064f\u062d", "\u05e9\u05b8\u05dd"], 2, 100, 4, "d")
+    assert (words > 0).sum() == 2  # vowel signs of Arabic and Hebrew cut no word
 
 
 # ---- What comes in the wrong container
@@ -197,8 +230,11 @@ def make_patients(folder: Path, rows: int = 240, patients: int = 40) -> Path:
 
 PARTITIONS = """
 iid validation=0.3
+iid partition.samples_per_client=6
 dirichlet partition.alpha=0.5
+quantity partition.min_samples=2
 extended_dirichlet partition.min_samples=1 partition.classes_per_client=2
+shards partition.classes_per_client=2
 shuffled_shards partition.classes_per_client=3 partition.test_fraction=0.3
 fixed_dirichlet partition.train_samples=4 partition.test_samples=2 partition.alpha=100
 groups validation=0.3
@@ -230,6 +266,29 @@ def test_patients_of_the_test_part_stay_there():
     samples = datasets.Samples("own", torch.zeros(40, 1), rows % 2, 2, (), (), **facts)
     dealt = partition.deal_samples(partition.shuffled_shards, samples, 2, 0, classes_per_client=1)
     assert np.concatenate(dealt.train).max() < 30 <= np.concatenate(dealt.test).min()
+
+
+def test_what_cannot_be_kept_together_is_one_line(tmp_path):
+    make_patients(tmp_path)
+    own = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"}
+    assert "no array 'ward'" in one_line(lambda: datasets.load_samples(**own, together="ward"))
+    told = one_line(lambda: datasets.load_samples("digits", tmp_path, together="patient"))
+    assert "partition.together=patient: data set digits has no such column" in told
+    frame = make_frame(y=["u", "v"], patient=["p", "q", "r"])
+    samples = load_files({"a": frame, "b": frame}, tmp_path / "own", label="y", together="patient")
+    assert samples.units.tolist() == [0, 1, 2] * 8
+    assert samples.x.shape == (24, 1)
+
+
+# ---- Advice quotes the cell
+
+
+@pytest.mark.parametrize("cells", [["1", "2020-01-31", "2"], ["2020-01-31", "x"]])
+def test_advice_quotes_the_cell(cells):
+    frame = make_frame(b=cells, y=["u", "v"])
+    told = one_line(lambda: load_frames({"a": frame}, label="y"))
+    assert "data: column 'b' holds '2020-01-31' in row" in told
+    assert "correct or empty it, name it in dataset.categories=[b], or leave it out" in told
 
 
 # ---- Files of other programs

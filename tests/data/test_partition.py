@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,11 +17,12 @@ from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation
 from fedpfl.data.heterogeneity import measure_heterogeneity
-from fedpfl.data.partition import SCHEMES, Partition, deal_samples
+from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_samples
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
+from fedpfl.ground.checks import checked_arguments
 from fedpfl.methods import Phase
-from tests.conftest import make_federation
+from tests.conftest import make_federation, read_cases
 from tests.data.promises import one_line
 from tests.data.test_datasets import load_downloaded
 
@@ -295,7 +297,34 @@ USUAL: dict[str, dict] = {
         "train_samples": 50,
         "test_samples": 10,
     },
+    "file": {"path": "parts.json"},
 }
+ERRORS = """
+dirichlet | min_samples: 201 | need 2010 samples, the data set has 2000
+shards | classes_per_client: 11 | partition.classes_per_client must be at most the number of classes, 10
+extended_dirichlet | {alpha: 0.01, min_samples: 190, max_attempts: 5} | found no split in 5 attempts
+groups | groups: null | partition=groups needs a data set whose samples are from several domains or persons
+groups | clients: 7 | clients to be at most the 5 groups or a multiple of them, got 7; set clients=5
+groups | test_fraction: null | tests clients on the data set's original test part, and this one has none; set part
+shuffled_shards | clients: 7 | to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number
+fixed_dirichlet | {alpha: 0.001, train_samples: 500} | a client is to have 500 samples of a class that has
+"""
+"""Scheme | options, as YAML | what is said."""
+
+
+def configured(name: str, options: dict) -> Partition:
+    """Deal to ten clients as a configuration has it, whose options are checked before."""
+    values = {"y": Y, "clients": 10, "seed": 0} | USUAL[name] | options
+    given = {key: values.pop(key) for key in SUPPLIED_ARGUMENTS if key in values}
+    chosen = checked_arguments(SCHEMES[name], values, "partition", SUPPLIED_ARGUMENTS)
+    return SCHEMES[name](**given, **chosen)
+
+
+@pytest.mark.parametrize(("name", "options", "message"), read_cases(ERRORS, " | "))
+def test_errors(name, options, message):
+    assert message in one_line(lambda: configured(name, yaml.safe_load(options)))
+
+
 PINNED = {
     "dirichlet": "e111f011",
     "dirichlet samples_per_client": "1edbf174",

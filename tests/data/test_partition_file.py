@@ -130,3 +130,17 @@ WRONG = """
 def test_what_is_no_partition_or_does_not_fit_is_one_line(write, held, message):
     path = write(eval(held))
     assert message.replace("PATH", str(path)) in refusal(path, test_fraction=0)
+
+
+def test_other_files_are_not_opened(write):
+    told = refusal(write("x", "partition.txt"))
+    assert told.startswith("partition.path must end in .npz, .json, .pkl, got ")
+    assert refusal("absent.npz") == "partition.path: there is no file absent.npz; check the path"
+
+
+@pytest.mark.parametrize("offsets", [[1, 7, 14, 31], [0, 14, 7, 31], [0.0, 7.0, 14.0, 31.0]])
+def test_arrays_that_do_not_add_up_are_one_line(tmp_path, offsets):
+    flat(partition.iid(Y, 3, 0), tmp_path / "whole.npz")
+    with np.load(tmp_path / "whole.npz") as arrays:
+        np.savez(tmp_path / "p.npz", **{**arrays, "train_offsets": offsets})
+    assert "p.npz cannot be read as a partition (" in refusal(tmp_path / "p.npz")

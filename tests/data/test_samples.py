@@ -100,14 +100,28 @@ def test_scaling_may_be_given_or_left_out(tmp_path):
     torch.testing.assert_close(bare.normalize(bare.x), torch.full((120, 2, 8, 8), 0.2))
 
 
+def test_groups_and_the_test_part_of_an_archive(tmp_path):
+    people = np.array(["zoe", "ann", "bob"])[np.arange(120) % 3]
+    got = own(tmp_path, x=FEATURES, groups=people, test_from=90)
+    assert got.group_names == ("ann", "bob", "zoe")
+    assert [got.group_names[i] for i in got.groups[:4]] == ["zoe", "ann", "bob", "zoe"]
+    assert got.test_from == 90
+    numbered = own(tmp_path, x=FEATURES, groups=np.arange(120) % 3 * 10 + 7)
+    assert numbered.group_names == ("7", "17", "27")
+    plain = own(tmp_path, x=FEATURES)
+    assert (plain.groups, plain.group_names, plain.test_from) == (None, (), None)
+
+
 WIDE = FEATURES.astype(np.float64)
 ARRAYS = [
+    ({"y": None}, "has no array 'y', only x; save it with np.savez(path, x=x, y=y)"),
     (
         {"x": np.where(FEATURES > 2, 1e300, WIDE)},
         "a number in row 1 is not finite, or not as float32",
     ),
     ({"x": TOKENS - 1}, "must be from 0 to 2147483647, found -1 to 28; save a table"),
     ({"y": Y / 2}, "label 0.5 is no class"),
+    ({"groups": np.arange(119)}, "x has 120 samples, and groups has 119"),
 ]
 
 

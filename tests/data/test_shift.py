@@ -211,5 +211,15 @@ def test_groups_never_take_part_by_name():
     shared = replace(APART, train=train, test=(art[:0],) * 3, client_names=names)
     assert find_newcomers(["art"], shared) == [0, 2]
     assert find_newcomers(["u"], replace(MIXED, client_names=("u", "v"))) == [0]
-    told = one_line(lambda: find_newcomers(["art"], MIXED))
-    assert "client 0 holds samples of photo too" in told
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "line"),
+    [
+        (["sketches"], {}, "unseen_groups must be one of art, photo, sketch, got"),
+        (["art", "photo", "sketch"], {}, "leaves 3 of 3 clients out"),
+        (["art"], {"partition": MIXED}, "client 0 holds samples of photo too"),
+    ],
+)
+def test_names_that_are_no_groups_are_a_line(names, changes, line):
+    assert line in one_line(lambda: find_newcomers(names, **changes))

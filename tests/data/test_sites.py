@@ -109,14 +109,26 @@ def spoil_image(folder: Path, kind: str) -> None:
 TABLE = {"label": "sick", "categories": ("ward",)}
 FAULTS = """
 no folder | f.rmdir() | {} | is no folder; give one in which every entry is
+empty | None | {} | is empty; every entry of it is to be a site
 stray file | (two_archives(f), (f / "notes.txt").write_text("x")) | {} | notes.txt is no site
+mixed kinds | (two_archives(f), write_table(f / "c.csv")) | TABLE | c.csv is a table, and not all are; give all one kind
 another shape | two_archives(f, shape=(1, 6, 5)) | {} | b.npz: samples are uint8 [1, 6, 5]
+no sample | two_archives(f, x=np.zeros((0, 5)), y=np.zeros(0, int)) | {} | b.npz has no sample; leave it out
+no label given | two_tables(f) | {"categories": ("ward",)} | dataset.label must name the column of the labels, such as age, dose
 another column | two_tables(f, blood=[1, 2, 3, 4]) | TABLE | b.csv differs from a.csv in columns blood
 a value is missing | two_tables(f, dose=[1, None, 2, 3]) | TABLE | b.csv: column 'dose' has no value in row 2
 a text among numbers | two_tables(f, dose=[1, 2, "?", 3]) | TABLE | b.csv: column 'dose' holds '?' in row 3, no number
+too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: column 'dose': a number in row 3 is not
+empty table | (f / "a.csv").write_text("age,sick\\n") | TABLE | a.csv has no row
+table options | two_archives(f) | {"label": "sick"} | are for tables, and a.npz is none
+row numbers | (write_table(f / "a.csv"), pd.read_csv(f / "a.csv").to_csv(f / "a.csv")) | TABLE | a.csv: column 1 has no name
+more cells than names | (f / "a.csv").write_text("age,sick\\n1,no,7\\n2,yes,8\\n") | {"label": "sick"} | a.csv: a row has more cells
+another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.csv: ward 'A' is 'a' at a.csv; write it alike
 an image of 16 bits | spoil_image(f, "deep") | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
 an image of two pages | spoil_image(f, "pages") | {} | 1.tif cannot be read as an image: it has 2 pages
+a category that is the label | two_tables(f) | {**TABLE, "categories": ("sick",)} | dataset.categories has sick, which is no feature
 labels in words | two_tables(f) | {**TABLE, "task": "regression"} | holds 'no' in row 1, no number; labels of this task are numbers
+a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
 a cut image | spoil_image(f, "cut") | {} | 1.png cannot be read as an image:
 """
 """Name | what is done in the folder `f` | options | what is said."""

@@ -64,8 +64,11 @@ def play_everything(method, backend):
 
 WRONG_ANSWERS = """
 init | (params, {'participated': torch.tensor(False)}) | 'participated', which the engine lays over
+turns | [Turn([1]), Turn([1])] | turns returned [Turn(
+before_training | {'n': {'m': 3}} | Wrong.before_training returned a dict, {'n': {'m': 3}}; it must
 prepare | None | returned None (is a `return` missing?); it must return dict[str, Tree] with
 aggregate | ({}, clients) | returned a server state in another form than init's, classifier.bias was
+predict | 3 | Wrong.predict returned a int, 3; it must return Tensor
 """
 """Hook | what it returns, given the arguments of the contract | what the first promise says."""
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
+from fedpfl.ground.errors import MethodError
 from fedpfl.methods import Batch, FedAvg, Phase
 from tests.conftest import (
     BACKENDS,
@@ -325,6 +327,18 @@ def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend,
             one = replace(plain, server=params, server_buffers=statistics)
             alone = evaluate(FedAvg(), net, who, one, backend, [number], tuning=tuned)
             assert_close(tree.take(judged, number), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
+
+
+def test_statistics_of_another_form_are_refused(backend, federation):
+    @dataclass(frozen=True)
+    class Wrong(FedAvg):
+        def before_training(self, server, client, net, shard):
+            return {"statistics": {"main": {}}}
+
+    state = make_initial_state(Wrong(), tiny(norm=True), 10, CPU)
+    told = r"statistics were found in another form than the network's, main.*is missing"
+    with pytest.raises(MethodError, match=told):
+        participate(Wrong(), tiny(norm=True), federation, state, [0], engine=backend)
 
 
 # Turns and phases without training

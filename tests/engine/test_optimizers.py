@@ -4,6 +4,7 @@ by hand; settings of training and of the engine out of their ranges.
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, StepLR
 
-from fedpfl.engine import RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, Stopping, make_backend, make_initial_state, play_round
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
@@ -34,6 +35,7 @@ from tests.conftest import (
     differing,
     keep_quick,
     make_federation,
+    read_cases,
     record_states,
     tiny,
 )
@@ -234,3 +236,24 @@ def test_steps_run_on_from_pass_to_pass_and_from_phase_to_phase(together):
     whole = positions(37, phase := Phase(1, batches=together), range(9), None)
     parts = [positions(37, phase, own, 3) for own in (range(2), range(2, 3), range(3, 4))]
     assert_same(torch.cat(parts), whole[:12])
+
+
+RANGES = """
+local => steps=5 => steps must be null beside local.epochs=1; set local.epochs=null, got 5
+local => nesterov=True => nesterov must be false but for sgd with momentum
+local => decay=0.0 => decay must be above 0 and at most 1, or cosine
+local => lr=0.0 => lr must be a positive number
+engine => workers=-1 => workers must be 0 or more, got -1
+stopping => lam=float("nan") => lam must be between 0 and 1
+"""
+SETTINGS = {
+    "local": partial(Local, **{"epochs": 1, "batch_size": 32, "lr": 0.1}),
+    "engine": Engine,
+    "stopping": partial(Stopping, early=True),
+}
+
+
+@pytest.mark.parametrize(("group", "values", "message"), read_cases(RANGES))
+def test_settings_out_of_range_are_named(group, values, message):
+    with pytest.raises(ValueError, match=message):
+        SETTINGS[group](**eval(f"dict({values})"))

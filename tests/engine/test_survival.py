@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 import fedpfl
+from fedpfl.config.plan import check_config
 from fedpfl.ground.survival import Horizon, estimate_survival, measure_survival, partial_losses
+from tests.command import compose_once
+from tests.conftest import read_cases
+from tests.data.promises import one_line
 
 # lifelines 0.30.3: CoxPHFitter(baseline_estimation_method="breslow") fitted on `make_patients`' first 40
 # patients, its log likelihood, chances at 6 of the last 20, their concordance_index and Kaplan-Meier
@@ -118,3 +122,15 @@ def check_clients(run: fedpfl.Trained, horizon: float) -> None:
     assert row["concordance_pooled"] == pytest.approx(pooled, abs=1e-3)
     mean = sum(math.prod(size) for size in sizes) / sum(count for count, _ in sizes)
     assert row["brier_pooled"] == pytest.approx(mean, abs=1e-5)
+
+
+REFUSED = """
+method=fedavg task=survival privacy=sample privacy.noise=1 => privacy=sample clips gradients of single
+method=fedavg task=regression eval.horizon=5 => eval.horizon is for task=survival
+method=fedproto task=survival => method=fedproto is for task=classification
+"""
+
+
+@pytest.mark.parametrize(("words", "reason"), read_cases(REFUSED))
+def test_what_needs_single_samples_is_refused(words, reason):
+    assert reason in one_line(lambda: check_config(compose_once("partition=iid", *words.split())))

@@ -19,18 +19,37 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedpfl import engine
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.ground import tree
 from fedpfl.methods import PSPFL, FedCAC, FedDPA, FedOBP, FedPURIN, FedSelect, Method
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
-from tests.command import TINY, play_run, read_summary
+from fedpfl.report.load import read_started_run
+from tests.command import TINY, compose_once, play_run, read_summary
 from tests.conftest import (
     assert_same,
     make_federation,
+    read_cases,
     record_rounds,
     record_states,
     tiny,
 )
+from tests.data.promises import one_line
+from tests.report.test_report import write_run
+
+REFUSED = """
+method.q=0.5 => method.q must be a list of numbers, got 0.5
+validation=0 => method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=
+validation=0.001 => method=fedobp_adaptive chooses by held-out samples, and there are none
+"""
+"""Of 0.001 nobody has a whole sample."""
+
+
+@pytest.mark.parametrize(("word", "message"), read_cases(REFUSED))
+def test_fedobp_adaptive_what_it_cannot_choose_among_or_by_is_refused(word, message):
+    words = (*TINY, "method=fedobp_adaptive", "validation=0.1", word)
+    assert one_line(lambda: build_run(check_config(compose_once(*words)))).startswith(message)
 
 
 def test_feddpa_personal_is_the_mean_number_of_personal_entries_in_the_cohort(
@@ -209,6 +228,11 @@ def test_norms_on_two_tensors():
     assert_same(importance.mask_above_quantile(scores, 0.5, "layer"), layer)
 
 
+def test_constant_scores_are_zero_not_nan():
+    scores = {"one": torch.tensor([3.0]), "many": torch.full((4,), 3.0)}
+    assert_same(importance.rescale_scores(scores), {"one": torch.zeros(1), "many": torch.zeros(4)})
+
+
 # masks.json
 
 
@@ -259,3 +283,13 @@ def test_a_run_leaves_them_once(tmp_path: Path) -> None:
     assert path.read_bytes() == whole
     play_run(tmp_path / "other", *words, "method=fedavg")
     assert not (tmp_path / "other/masks.json").exists()
+
+
+def test_masks_are_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", {2: 90.0})
+    assert read_started_run(folder).mask_pairs == {}
+    held = {"entries": 5, "held": [2, 2, 1], "both": [[2, 1], [1, 2]]}
+    (folder / "masks.json").write_text(json.dumps({"clients": [0, 3], "tensors": {"w": held}}))
+    assert read_started_run(folder).mask_pairs["w"].tolist() == [[2, 1], [1, 2]]
+    (folder / "masks.json").write_text("[")
+    assert "masks.json" in one_line(lambda: read_started_run(folder).mask_pairs)

@@ -19,7 +19,10 @@ from fedpfl.methods import (
     FLUTE,
     GPFL,
     IFCA,
+    Batch,
+    FedAMP,
     FedAvg,
+    FedFomo,
     FedPAC,
     FedProto,
     Floco,
@@ -144,6 +147,13 @@ def test_pfedfda_a_covariance_without_regularisation_is_made_positive_definite()
     assert torch.linalg.eigvalsh(got[1]).min() > 0
 
 
+def draw_point(method, beta, random, projected=True):
+    """The alpha of one step."""
+    batch = Batch(torch.empty(0), torch.empty(0), random=random[None])
+    client = {"beta": torch.tensor(beta), "projected": torch.tensor(projected)}
+    return method._point(batch, client)
+
+
 def test_floco_endpoints_are_the_networks_head_and_xavier_normals(net):
     server, client = Floco(endpoints=6).init(net.params, net.parts)
     ends = server["endpoints"][HEAD[0]]
@@ -154,6 +164,20 @@ def test_floco_endpoints_are_the_networks_head_and_xavier_normals(net):
     built = models.build_network("cnn4", (3, 32, 32), 10, 5)
     for end in Floco().init(built.params, built.parts)[0]["endpoints"][HEAD[0]][1:]:
         assert float(end.std()) == pytest.approx((2 / 522) ** 0.5, rel=0.05)
+
+
+def test_floco_points_may_stay_inside_the_simplex():
+    """The published code leaves it."""
+    method, beta = Floco(endpoints=4, rho=0.3), [0.7, 0.1, 0.1, 0.1]
+    inside = dataclasses.replace(method, stay_inside=True)
+    randoms = torch.rand(50, 5, generator=torch.Generator().manual_seed(0))
+    free, near = (
+        torch.stack([draw_point(own, beta, random) for random in randoms])
+        for own in (method, inside)
+    )
+    assert (free < 0).any()
+    assert (near >= 0).all()
+    assert_close(near.sum(1), torch.ones(50), atol=1e-6)
 
 
 ROOM = {"warmup": 0, "clusters": 3}
@@ -202,6 +226,21 @@ def test_cfl_a_newcomer_has_the_model_from_before_the_first_split():
     assert_same(method.personal(after, given)["fc.bias"], -U)
 
 
+@pytest.mark.parametrize(("variant", "sigma"), [("fedamp", 1e9), ("heurfedamp", 1e-9)])
+def test_fedamp_without_a_difference_in_attention_the_cloud_is_the_mean(variant, sigma, net):
+    """Of seventeen, more than the server looks at at once."""
+    generator = torch.Generator().manual_seed(0)
+    move = lambda leaf: leaf + 0.1 * torch.randn(17, *leaf.shape, generator=generator)  # noqa: E731
+    models = tree.map(move, net.params)
+    states = {"model": models, "number": torch.arange(17)}
+    server = {"pool": torch.ones(17, dtype=torch.bool)}
+    method = FedAMP(variant, sigma=sigma, share=16 / 17)
+    read_others = lambda numbers: tree.take(states, torch.tensor(numbers))  # noqa: E731
+    found = method.before_turn(server, states, read_others, torch.Generator())
+    mean = tree.map(lambda leaf: leaf.mean(0).expand_as(leaf), models)
+    assert_close(found["cloud"], mean, atol=1e-5)
+
+
 def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):
     given = torch.tensor(pool), torch.tensor(affinity), i, count, explore
     return choose_candidates(*given, torch.Generator().manual_seed(seed))
@@ -215,6 +254,26 @@ def test_fedfomo_candidates_are_those_of_largest_affinity_or_any():
     drawn = [candidates(affinity, pool, explore=1.0, seed=seed) for seed in range(60)]
     assert all(sorted(set(own)) == sorted(own) and set(own) <= {1, 2, 3, 4} for own in drawn)
     assert {own[0] for own in drawn} == {1, 2, 3, 4}
+
+
+def test_fedfomo_exploration_ends(net):
+    """After six rounds of 0.3 - 0.05 t; the numbers that a client is sent do not depend on its
+    cohort.
+    """
+    method, seen = FedFomo(candidates=1, explore=1.0, decay=0.5), []
+    for played, wanted in ((0, False), (2, True)):
+        server = {"pool": torch.ones(10, dtype=torch.bool), "played": torch.tensor(played)}
+        affinity = torch.zeros(10, 10).index_fill(1, torch.tensor([7]), 1.0)
+        model = net.params["fc.bias"].expand(10, -1)
+        states = {"number": torch.arange(10), "affinity": affinity, "model": model}
+        states |= {"statistics": {"main": {}}, "participated": torch.ones(10, dtype=torch.bool)}
+        others = lambda numbers, states=states: tree.take(states, torch.tensor(numbers))  # noqa: E731
+        for cohort in ([0, 1, 2, 3], [3, 0]):
+            given = tree.take(states, torch.tensor(cohort))
+            found = method.before_turn(server, given, others, torch.Generator().manual_seed(1))
+            seen.append(dict(zip(cohort, found["sent"]["number"][:, 0].tolist(), strict=True)))
+        assert seen[-1] == {i: seen[-2][i] for i in (3, 0)}
+        assert (set(seen[-2].values()) == {7}) == wanted
 
 
 def test_ifca_models_begin_with_the_same_numbers_in_another_order(net):

@@ -167,7 +167,10 @@ def test_ranks_are_dealt_in_turn_at_random_by_device_and_by_name(tmp_path):
 REFUSED = """
 method=fedsa_lora => method=fedsa_lora has one rank for all clients; give adapter.rank one number, or choose fedex_lora,
 adapter.assign=device => adapter.assign=device goes by clients' devices; use system=simulated
+adapter.rank=4;adapter.assign={a: 2} => adapter.assign: a client must be one of
+adapter.assign={c: 2} => adapter.assign: a client must be one of
 adapter.assign={0: 3,1: 2} => adapter.assign must name one of 2, 4 for each client, and has 3 for 0
+adapter.rank=[] => model=mlp: adapter.rank must be a number or several, got []
 """
 
 

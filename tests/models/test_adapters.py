@@ -169,11 +169,19 @@ def test_in_a_network_of_others_additions_act_where_its_layers_are_products(monk
         assert not torch.allclose(training, logits(net, head, GREY))
 
 
-def test_additions_without_effect_are_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "layer", "rank", "told"),
+    [
+        ("cnn4", "q", 2, r"adapter\.layers: the network has no q; it "),
+        ("cnn4", "linear", 99, r"adapter\.rank=99 is more than fc1 has room"),
+        ("past", "linear", 2, r".* does not call hidden\(x\)"),
+    ],
+)
+def test_additions_without_room_or_effect_are_refused(name, layer, rank, told, monkeypatch):
     monkeypatch.setitem(models.MODELS, "past", PastLayer)
-    adapt = partial(ADAPTERS["lora"], layers=("linear",), rank=2)
-    with pytest.raises(FedpflError, match=r"^model=past: .* does not call hidden\(x\)"):
-        models.build_network("past", GREY.shape[1:], 5, 0, adapter=adapt)
+    adapt = partial(ADAPTERS["lora"], layers=(layer,), rank=rank)
+    with pytest.raises(FedpflError, match=f"^model={name}: {told}"):
+        models.build_network(name, GREY.shape[1:], 5, 0, adapter=adapt)
 
 
 def theirs(net):
@@ -280,8 +288,10 @@ def test_a_hash_in_the_name_is_checked(tmp_path):
 
 
 BAD_FILES = {
+    "empty.safetensors": (lambda: b"", "cannot be read"),
     "trap.pt": (lambda: pickle.dumps(Trap(), protocol=2), "no file of torch.save's"),
     "resnet.safetensors": (lambda: save(start().params), "model.weights: .* Missing .*class_token"),
+    "wider.safetensors": (lambda: save(vit(width=16).params), r"mismatch .*\[1, 1, 16\]"),
 }
 
 

@@ -1,5 +1,6 @@
 """Language models of transformers: their own answers, and training as transformers and peft do."""
 
+import ast
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.vision import load_torchvision
 from tests.command import compose_once, format_override
-from tests.conftest import assert_close, assert_same
+from tests.conftest import assert_close, assert_same, read_cases
 
 load_torchvision()
 transformers = pytest.importorskip("transformers", reason="needs the extra lm")
@@ -235,6 +236,22 @@ def test_layers_are_named_as_in_peft_and_the_map_to_the_vocabulary_is_frozen():
     assert {layer.scale for layer in everything.module.modules() if hasattr(layer, "pairs")} == {
         4.0
     }
+
+
+REFUSED = """
+bertt | {} | TEXTS | arch=bertt is no folder .* did you mean bert
+bert | {} | LINES | is of the kind bert; take a decoder such as gpt2
+t5 | {"decoder_start_token_id": 0} | TEXTS | is of the kind t5; take an encoder or a decoder
+gpt2 | {"n_positions": 5} | TEXTS | reads 5 tokens; set dataset.length=5
+"""
+
+
+@pytest.mark.parametrize(("arch", "config", "shape", "told"), read_cases(REFUSED, " | "))
+def test_what_no_network_can_be_made_of_is_one_line(arch, config, shape, told):
+    config = {"vocab_size": VOCABULARY, **ast.literal_eval(config)}
+    samples = {"TEXTS": TEXTS, "LINES": LINES}[shape]
+    with pytest.raises(FedpflError, match=f"^model=hf: .*{told}"):
+        models.build_network("hf", samples, 3, 0, arch=arch, config=config)
 
 
 def test_dropout_is_each_clients_own_and_ids_without_a_row_are_refused(tmp_path):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
+from fedpfl.data.federation import Shape
 from fedpfl.engine import FineTuning
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import vision
@@ -30,8 +31,10 @@ from tests.conftest import (
     build_method,
     evaluate,
     make_federation,
+    read_cases,
     record_rounds,
 )
+from tests.data.promises import one_line
 
 COUNTS = [  # with the small stem: 64 * 3 * (49 - 9) fewer
     ("cnn4", (3, 32, 32), 100, {}, 924_708, 0),
@@ -124,6 +127,44 @@ def test_a_network_is_its_papers_drawing_bit_for_bit(name, shape, options, drawi
     assert_same(got, torch.autograd.grad(F.cross_entropy(expected, y), [*drawn.parameters()]))
 
 
+IMAGES = "takes images [channels, height, width], got"
+IDS = "takes token ids [length], got"
+TABLE = "(data set npz); integers are token ids, save a table of features as floats"
+UNFIT = f"""
+cnn4 | samples | 1 15 28 | images must be at least 16x16 pixels, got 15x28
+cnn4 | token ids | 7 | {IMAGES} token ids of shape [7] {TABLE}
+fedspu_emnist | samples | 1 3 28 | nothing is left of images of 3x28 pixels after two poolings
+har_cnn | samples | 9 27 | signals must be at least 28 points long, got 27
+text | samples | 9 128 | {IDS} samples of shape [9, 128]
+"""
+"""Model | kind and shape of samples, of an archive where the kind is known | the message."""
+
+
+@pytest.mark.parametrize(("name", "kind", "axes", "says"), read_cases(UNFIT, " | "))
+def test_what_a_network_cannot_take_is_refused(name, kind, axes, says):
+    shape = Shape(map(int, axes.split()), kind=kind, data_set="" if kind == "samples" else "npz")
+    told = one_line(lambda: models.build_network(name, shape, 10, 0))
+    assert told == f"model={name}: {says}"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("fedspu_emnist", (1, 4, 5), {}),
+        ("resnet8", (1, 1, 1), {}),
+        ("resnet8", (1, 1, 1), {"stem": "small", "norm": "group"}),
+    ],
+)
+def test_the_smallest_samples_that_fit(name, shape, options):
+    """Two are a batch even where one pixel is left."""
+    net = models.build_network(name, shape, 7, 0, **options)
+    for training in (True, False):
+        bound = net.bind({"main": net.buffers}, training=training)
+        logits = bound(net.params, torch.randn(2, *shape))
+        assert logits.shape == (2, 7)
+        assert logits.isfinite().all()
+
+
 def test_padding_takes_no_part():
     net = models.build_network("text", (5,), 3, 0, vocabulary=20, width=4)
     bound = net.bind({})
@@ -170,6 +211,34 @@ def test_lstm_equals_torchs():
 
 
 # Mistakes, and BatchNorm of padded batches
+
+
+class Sum(nn.Module):
+    """A network of somebody's own, with one mistake or another."""
+
+    def __init__(self, shape, classes, mistake=""):
+        super().__init__()
+        self.mistake = mistake
+        self.fc = nn.Linear(shape[0], 5 if mistake == "classes" else classes)
+
+    def forward(self, x):
+        if self.mistake == "shape":
+            x = x[:, 1:]
+        return self.fc(x.sum(0) if self.mistake == "batch" else x)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("classes", "answers two samples by [2, 5], expected logits [2, 3]"),
+        ("shape", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
+    monkeypatch.setitem(models.MODELS, "sum", Sum)
+    assert models.build_network("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
+    told = one_line(lambda: models.build_network("sum", (4,), 3, 0, mistake=mistake))
+    assert told.startswith(f"model=sum: {says}")
 
 
 def test_batch_norm_ignores_rows_of_weight_zero():

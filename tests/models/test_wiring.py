@@ -159,6 +159,9 @@ def with_function(function):
 UNKNOWN = [
     (with_more(nn.Conv2d(4, 4, 3, groups=4)), "more: convolutions in 4 groups"),
     (with_function(lambda m, x, h: h + x), "add: adds neurons and the network's input"),
+    (with_function(lambda m, x, h: m.conv(h)), "conv: is used twice"),
+    (lambda: Does(lambda m, x, h: h, unused=nn.Linear(2, 2)), r"unused\.weight belongs to no"),
+    (with_function(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),
     (with_function(lambda m, x, h: h * m.classifier.weight.sum()), r"classifier[._]weight"),
     (with_function(lambda m, x, h: h.mean(1, keepdim=True)), "mean: takes neurons together"),
     (lambda: Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1)), "conv and more do not"),

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +25,11 @@ from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
 from fedpfl.report.names import DATASET_TITLES
+from tests.command import read_table, run_command
 from tests.conftest import ROOT, keep_only, keep_quick
 
 EXPERIMENTS = list_choices("experiment")
+FOLDERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
 
 
 @functools.cache
@@ -121,6 +124,18 @@ def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
         assert cfg.dataset.mean == [0.3053]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", [f"{paper}/" for paper in FOLDERS])
+def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
+    """A round of the first method of its last experiment."""
+    name = [one for one in EXPERIMENTS if one.startswith(name)][-1]
+    words, _ = ends(f"experiment={name}", "debug=quick")
+    small = ["rounds=1", "clients=4", "local.epochs=1", "eval.every=1", "eval.finetune_every=1"]
+    small += ["hydra.run.dir=run", "hydra.mode=RUN"]
+    assert run_command(*words, *small, cwd=tmp_path).code == 0
+    assert read_table(tmp_path / "run/rounds.csv")[0]["accuracy"]
+
+
 # Runs are found again
 
 IDENTITIES = (ROOT / "tests/papers/identities.txt").read_text().splitlines()
@@ -208,6 +223,12 @@ def test_no_setting_of_an_experiment_is_left_out(experiment: str) -> None:
         assert "partition.alpha" in told
     has_one_seed = experiment.startswith(("fedselect", "subflot"))
     assert has_one_seed or ("seed" in told) == ("seed" in sweep(experiment))
+
+
+def test_every_row_is_of_an_experiment() -> None:
+    assert {name for name, *_ in rows()} == set(OF_PAPERS)
+    pairs = [(name, key) for name, key, *_ in rows()]
+    assert len(set(pairs)) == len(pairs)
 
 
 def read_quantiles(name: str) -> dict[str, dict[float, float]]:

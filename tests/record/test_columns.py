@@ -9,9 +9,11 @@ from fedpfl.engine.evaluate import summarize_scores
 from fedpfl.ground.tasks import TASKS
 from fedpfl.record.columns import (
     METRICS,
+    SPLITS,
     round_columns,
     task_of_columns,
 )
+from fedpfl.report.table import format_number
 
 STATISTICS = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
 SUMMED = ("precision", "recall", "sensitivity", "specificity", "kappa")
@@ -26,6 +28,26 @@ def test_the_statistics_are_those_that_the_engine_counts():
     pooled = {f"{name}_pooled" for name in SUMMED}
     measured = summarize_scores(counts._replace(measures=told))
     assert measured.keys() == {*STATISTICS, *MEASURES, *pooled}
+
+
+def test_every_label_is_one_metrics_and_says_what_it_is_about():
+    assert len({metric.label for metric in METRICS.values()}) == len(METRICS)
+    for name, metric in METRICS.items():
+        assert metric.name == name
+        assert metric.is_evaluated == (metric.scope in (*SPLITS, "common", "shift"))
+        assert metric.fine_tuned == ("after fine-tuning" in metric.label) == ("ft_" in name)
+        assert ("unseen" in metric.label) == name.startswith("unseen_")
+        assert ("validation" in metric.label) == name.startswith("val_")
+        assert metric.label.endswith("(%)") == (metric.unit == "%") == (metric.kind == "percent")
+        is_error = any(
+            word in name for word in ("loss", "ece", "rmse", "asr", "brier", "perplexity")
+        )
+        is_spread = name.endswith("_std")
+        assert (metric.best == "min") == (is_error and not is_spread)
+        is_share = metric.unit == "%" or "r2" in name
+        assert (metric.best == "max") == (is_share and not is_spread and not is_error)
+        is_known = format_number(metric.kind, 12.345678) != format_number("unknown", 12.345678)
+        assert is_known or metric.kind == "number"
 
 
 @pytest.mark.parametrize("task", TASKS.values())

@@ -15,11 +15,13 @@ import pytest
 
 from fedpfl import export
 from fedpfl.config.group_options import read_loggers
-from fedpfl.record.loggers import start_callbacks
+from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
 from tests.command import TINY_TASK, rewrite_summary, run_command
+from tests.conftest import read_cases
+from tests.data.promises import one_line
 from tests.record.test_record import done
-from tests.record.test_wandb import info, row, write_rows
+from tests.record.test_wandb import info, row, without_login, write_rows
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
@@ -260,6 +262,21 @@ def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
         assert [values["round"] for values in rows] == [[1], [2], [3], [4]]
         before = [values["cohort_before"] for values in rows]
         assert before == [[number / 3] for number in (1, 2, 3, 4)]
+
+
+BAD = """
+{"tensorboard": {"dir": "x"}} => logger.tensorboard.dir is not a key here; known keys: none
+{"mlflow": 3} => logger.mlflow must be a group of keys, got 3
+{"name": "wandb", "mode": "online"} => logger.mode=online but W&B is not logged in
+"""
+
+
+def test_bad_options_are_one_line(tmp_path, monkeypatch):
+    without_login(monkeypatch, tmp_path)
+    for logger, message in read_cases(BAD):
+        line = one_line(lambda logger=logger: make_loggers(read_loggers(json.loads(logger))))
+        assert line.startswith(message)
+    assert read_loggers({"name": "none"}) == {}
 
 
 @pytest.fixture(scope="module")

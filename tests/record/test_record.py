@@ -7,6 +7,8 @@ import json
 import logging
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +20,12 @@ import fedpfl
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import rundir
 from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
-from fedpfl.record.console import Console
+from fedpfl.record.console import Console, run_label
 from fedpfl.record.environment import describe_environment
 from fedpfl.record.logfile import LogFile
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import PartitionRecord, RunDirectory
+from tests.conftest import keep_quick
 from tests.report.test_listing import hold, is_locked
 
 COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
@@ -176,6 +179,24 @@ def test_partition_files(tmp_path, monkeypatch):
         directory.write_partition(record, has_picture=True)
 
 
+@pytest.mark.parametrize(("clients", "classes"), keep_quick([(1, 1), (100, 10), (1000, 200)]))
+def test_picture_of_any_size(tmp_path, clients, classes):
+    from matplotlib import image
+
+    before = "matplotlib.pyplot" in sys.modules  # a test before this one may have loaded it
+    filled = np.arange(classes) % 3 == 0
+    counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * filled
+    names = [r"$\frac$", "long" * 9, *map(str, range(2, clients))][:clients]  # no formulas
+    draw_partition(counts, tmp_path / "p.png", "Dir(0.1)", names, ["$x"] * classes)
+    pixels = image.imread(tmp_path / "p.png")
+    height, width = pixels.shape[:2]
+    assert 400 < height < 2000
+    assert 600 < width < 2500
+    assert ("matplotlib.pyplot" in sys.modules) == before
+    # Only greys: nothing is told by colour.
+    assert np.ptp(pixels[..., :3], axis=2).max() < 0.02
+
+
 def test_environment_is_plain_and_names_no_host():
     import platform
 
@@ -187,6 +208,27 @@ def test_environment_is_plain_and_names_no_host():
     assert platform.node() not in told.values()
     assert str(Path.home()) not in text or str(Path.home()) == "/"
     assert told["commit"] is None or (len(told["commit"]) == 40 and isinstance(told["dirty"], bool))
+
+
+def test_commit_of_tracked_source_only(tmp_path):
+    from fedpfl.record import environment
+
+    ask = environment._git.__wrapped__  # a process asks once
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True)
+
+    (tmp_path / "__init__.py").write_text("")
+    git("init", "-q")
+    git("commit", "-q", "--no-verify", "--allow-empty", "-m", "one")
+    assert ask(tmp_path) == (None, None)  # in another project's checkout
+    git("add", "__init__.py")
+    git("commit", "-q", "--no-verify", "-m", "two")
+    (commit, dirty) = ask(tmp_path)
+    assert (len(commit), dirty) == (40, False)
+    (tmp_path / "__init__.py").write_text("changed = True\n")
+    assert ask(tmp_path) == (commit, True)
 
 
 # ---- callbacks
@@ -240,6 +282,54 @@ def test_console_plain_lines(tmp_path):
     assert lines[-2] == "a [bold]note[/bold]"
     ended = "finished after round 20 in 0:00:54, all clients 90.00 % (fine-tuned 91.50 %)"
     assert lines[-1] == ended
+
+
+def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Console, "_print_times", {})
+    stream, clock = io.StringIO(), SimpleNamespace(now=0.0)
+    runs = {own: Console(stream=stream, clock=lambda: clock.now) for own in ("seed=1", "seed=2")}
+    for own, run in runs.items():
+        before = run_label.set(own)
+        start = int(own == "seed=2")
+        run.on_begin(info(tmp_path, rounds=46, notes=("slow: use another",), start_round=start))
+        run_label.reset(before)
+    for number in range(2, 47):
+        clock.now += 4.0
+        for run in runs.values():
+            if number % 10 == 0:
+                run.on_evaluation(number)
+            run.on_round(done(row(number, 50.0 if number % 10 == 0 else None)))
+    for run in runs.values():
+        run.on_end("finished", {})
+    assert stream.getvalue().splitlines() == [
+        "seed=1: slow: use another",
+        "seed=2: resumed     after round 1 of 46",
+        "seed=1: round 16/46  cohort 16.67 -> 66.67 %  1.60 s  ETA 0:02:00 + evaluations",
+        "seed=1: round 31/46  cohort 16.67 -> 66.67 %  3.10 s  ETA 0:01:00 + evaluations",
+    ]
+
+
+def test_console_bar_on_a_terminal(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    console = Console(stream=stream)
+    console.on_begin(info(tmp_path))
+    console.on_round(done(row(1, 90.0)))
+    console.on_round(done(row(2)))
+    console.on_note("[in brackets] stays")
+    console.on_end("finished", {})
+    text = stream.getvalue()
+    assert "\x1b[" in text
+    assert "round 2/20" in text
+    assert "all clients 90.00 %" in text.split("round 2/20")[-1]  # the last known stays in view
+    assert "ETA" in text
+    assert "[in brackets] stays" in text
 
 
 def test_log_file_appends_over_resumes(tmp_path):

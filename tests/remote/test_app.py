@@ -8,7 +8,7 @@ import pytest
 import fedpfl
 from fedpfl import federate
 from fedpfl.ground.errors import FedpflError
-from fedpfl.remote import app, budget
+from fedpfl.remote import app
 from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.server import InProcessGrid
 from tests.command import FILES, TINY, read_table, run_command
@@ -48,15 +48,6 @@ def test_the_files_are_those_of_any_run(here):
     assert len(fedpfl.load(path).rounds) == 3
 
 
-def test_nodes_of_other_code_take_no_part(here, monkeypatch, capsys):
-    words = ["method=fedper", *WORDS]
-    nodes = make_nodes(words)
-    monkeypatch.setattr(budget, "digest_code", lambda plan: {"method": "other"})
-    with pytest.raises(FedpflError):
-        app.run_server(InProcessGrid(nodes), words)
-    assert "the server has version" in capsys.readouterr().err
-
-
 def test_what_would_leave_clients_is_said(here):
     """By the method, or once something is asked for that does not travel."""
     words = ["method=fedobp", *WORDS]
@@ -86,9 +77,12 @@ def test_the_command_as_in_one_place(here):
 
 
 REFUSED = r"""
+unseen=0.25 => a federation has no newcomers; set unseen=0
+eval.common=true => a federation has samples at their nodes; leave out eval.common
 system=simulated => real time, .* set system=none
 federate.minimun=1 => federate.minimun
 method=centralized => samples that stay at nodes; centralized training is for train
+attack=lie attack.share=0.5 => nodes that play .* honestly; set attack=none
 SITES shift.label_noise=0.1 => shift lays anew what clients hold
 SITES dataset.missing=median => dataset.missing=median needs the values of all sites, and samples are at
 """

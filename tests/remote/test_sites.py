@@ -35,6 +35,7 @@ from fedpfl.remote.sites import SiteNode
 from tests.command import read_table
 from tests.conftest import assert_same, keep_quick
 from tests.data.promises import one_line
+from tests.data.test_sites import write_images
 from tests.privacy.conftest import reckon_by_few_orders
 from tests.remote.grids import Overheard
 from tests.remote.test_remote import Faulty
@@ -66,6 +67,10 @@ def write_arrays(folder: Path, change_samples=lambda x: x) -> None:
     for number, name in enumerate(NAMES):
         x, y = draw_values(number)
         np.savez(folder / f"{name}.npz", x=change_samples(x), y=y)
+
+
+def write_tokens(folder: Path) -> None:
+    write_arrays(folder, lambda x: np.abs(x).astype(np.int64))
 
 
 def write_pixels(folder: Path) -> None:
@@ -121,6 +126,11 @@ def write_numbers(folder: Path) -> None:
             rewrite(path, y=arrays["y"] + arrays["x"][:, 0])
 
 
+def write_folders(folder: Path) -> None:
+    for number, name in enumerate(NAMES):
+        write_images(folder / name, ("cat", "dog", "emu")[: 2 + number % 2], count=6 + number)
+
+
 TABLE = ["dataset.label=sick", "dataset.categories=[ward]"]
 FORMS = {
     "empty cells": (write_empty_cells, [*TABLE, "dataset.missing=indicator"]),
@@ -133,6 +143,9 @@ FORMS = {
     "measures": (write_arrays, ["metrics=[precision,balanced,auroc,ece]"]),
     "tables": (write_tables, TABLE),
     "arrays": (write_arrays, []),
+    "tokens": (write_tokens, ["model=text"]),
+    "folders": (write_folders, ["dataset.size=8"]),
+    "own classes": (write_arrays, ["eval.classes=own"]),
 }
 
 

@@ -50,6 +50,15 @@ def test_power_is_that_of_statsmodels(pairs, effect, level, power):
     assert compute_power(-effect, pairs, level) == pytest.approx(power, abs=2e-5)
 
 
+def test_differences_that_seeds_can_tell():
+    """At a deviation of 2.5 points."""
+    found = [2.5 * find_detectable_effect(seeds) for seeds in (3, 5, 10)]
+    assert found == pytest.approx([8.16, 4.20, 2.49], abs=0.01)
+    assert count_needed_pairs(2 / 2.5) == 15
+    assert count_needed_pairs(-2 / 2.5) == 15
+    assert count_needed_pairs(0.01) is None
+
+
 def test_chance_alone_supports_a_table_in_five_of_a_hundred():
     """Of three rows with unequal spreads, over five seeds, corrected together."""
     generator = np.random.default_rng(0)
@@ -144,6 +153,25 @@ def test_a_claim_is_supported_or_not_or_needs_seeds(root: Path) -> None:
     assert third["verdict"] == "not supported"
     assert judge(root, "fedobp > fedavg", by=2.9)[0]["verdict"].startswith("needs")
     assert judge(root, "fedobp > fedavg", by=3.1)[0]["verdict"] == "not supported"
+
+
+def test_too_few_seeds_are_said(root: Path) -> None:
+    write_run(root / "late", {4: 99.0}, seed=0, method={"name": "ditto"})
+    (row,) = judge(root, "ditto > fedavg")
+    assert (row["seeds"], row["verdict"]) == (1, "needs 2 more seeds to be tested")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fedobp", "claim 'fedobp' is not two methods with > between"),
+        ("fedavg > fedprox", "method=fedprox: no such run here"),
+        ("fedobp > fedavg", "method=fedobp is 2 configurations on"),
+    ],
+)
+def test_what_is_no_claim_is_one_line(text: str, message: str, root: Path) -> None:
+    write_run(root / "other", {4: 99.0}, method={**OBP, "q": 0.5})
+    assert message in one_line(lambda: judge(root, text))
 
 
 def test_power_of_the_runs_at_hand(root: Path) -> None:

@@ -81,9 +81,12 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     holder.communicate("")
 
 
+# Twelve lines of aliases that are billions of values
+BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 BROKEN = r"""
+it holds aliases, which no run writes | (run / "config.yaml").open("a").write(f"a0: &a0 [x, x]\n{BOMB}")
 no usable value: Over | (run / "summary.json").write_text('{"status": "finished", "cohort": 1e999}')
-no round recorded yet | (run / "rounds.csv").unlink()
+no rounds.csv | (run / "rounds.csv").unlink()
 summary.json cannot be read: JSONDecodeError | (run / "summary.json").write_text('{"status": ')
 rounds.csv lacks the column accuracy | (run / "rounds.csv").write_text("round\n1\n")
 no round recorded yet | (run / "rounds.csv").write_text((run / "rounds.csv").read_text().splitlines()[0] + "\n")
@@ -96,7 +99,7 @@ def test_broken_directories_are_listed_with_the_reason(tmp_path: Path) -> None:
     cases = read_cases(BROKEN, " | ")
     for number, (message, damage) in enumerate(cases):
         run = write_run(tmp_path / str(number), seed=9)
-        eval(damage, {"run": run, "amend": amend})
+        eval(damage, {"run": run, "BOMB": BOMB, "amend": amend})
         found = load.inspect_directory(run)
         assert found.status == "broken", message
         # Without the rows only one that says it is finished is broken.
@@ -139,12 +142,13 @@ def several(tmp_path: Path) -> Path:
 
 
 CHOICES = """
+--sort accuracy => mnist layer obp avg1 avg0 broken
 --status failed,broken => avg0 broken
 dataset=FMNIST --status finished => avg1 obp layer
 """
 
 
-def test_chosen(several: Path) -> None:
+def test_sorted_and_chosen(several: Path) -> None:
     for line in CHOICES.strip().splitlines():
         options, _, left = line.partition(" =>")
         found = [Path(row["path"]).name for row in list_records(several, *options.split())]
@@ -178,6 +182,6 @@ def test_commands_leave_trials_out_and_say_so(outputs, capsys):
     out, err = read_output(capsys, "ls", "--format", "csv", outputs, "--trials")
     assert ("seed42" in out, err) == (True, "")
     told = "there are no runs but 1 trial of searches; --trials shows them"
-    for name in ("tables", "figures", "html", "ls", "ranks"):
+    for name in ("tables", "figures", "html", "ls", "ranks", "clean"):
         line = read_refusal(capsys, name, outputs / "trials")
         assert line == f"{outputs / 'trials'}: {told}"

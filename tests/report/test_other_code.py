@@ -3,6 +3,8 @@
 import sys
 from types import SimpleNamespace
 
+import pytest
+
 from fedpfl.report.__main__ import main
 from tests.report import test_report
 
@@ -41,3 +43,10 @@ def test_their_results_are_marked_rows_below_the_runs(root, tmp_path, monkeypatc
     ]
     assert main([*words, "--select", "best-checkpoint"]) == 0
     assert ",90.0,,,1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "epoch,loss\n0,1\n", METRICS[:46]])
+def test_other_files_are_refused_in_one_line(root, tmp_path, capsys, text):
+    (tmp_path / "metrics.csv").write_text(text)
+    assert main(["tables", str(root), "--beside", str(tmp_path / "metrics.csv")]) == 2
+    assert "metrics.csv" in capsys.readouterr().err

@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from fedpfl.report import outcomes
+from fedpfl.report import figures, outcomes, styles
 from fedpfl.report.__main__ import main
+from fedpfl.report.grouping import groups
+from fedpfl.report.load import runs
+from fedpfl.report.page import drawing
 from tests.report.test_fairness import FEDPER, PERSONAL, run, write_three
+from tests.report.test_report import write_run
 
 
 @pytest.fixture
@@ -47,3 +51,21 @@ def test_sorted_clients_and_their_gains_by_hand(root, monkeypatch):
     differences = sorted([-10, -20, -3, 1, 2, 0, 0, 0, 0, 30])
     assert gains["FedPer"][places, 1] == pytest.approx([(y + 10) / 2 for y in differences])
     assert "FedAvg+FT" not in gains
+
+
+# ---- one look everywhere
+
+
+def test_a_method_looks_alike_in_figures_and_on_pages(tmp_path):
+    """Frequent methods in any company, users' methods in any company without their colour."""
+    names = ["fedavg", "ditto", "knn_per", "mine_a", "mine_b"]
+    for name in names:
+        write_run(tmp_path / name / "seed0", method={"name": name})
+    found = groups(runs(tmp_path))
+    together = styles.number_styles(found)
+    assert styles.number_styles(reversed(found)) == together
+    for group in found:
+        if group.method != "kNN-Per":  # which shares Ditto's colour alone
+            assert styles.number_styles([group])[group.method] == together[group.method]
+    assert len({number % len(styles.COLORS) for number in together.values()}) == len(names)
+    assert len(figures.MARKERS) == len(drawing._SYMBOLS)

@@ -330,6 +330,15 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
     assert not [*(tmp_path / "out").iterdir()]
 
 
+def test_no_runs_is_one_line_and_exit_code_2(tmp_path, capsys):
+    for command, (folder, message) in itertools.product(
+        ("tables", "figures", "html", None),
+        ((tmp_path, "no runs found below"), (tmp_path / "absent", "no such directory")),
+    ):
+        assert read_refusal(capsys, *filter(None, [command]), folder).startswith(message)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_where_clients_are_mostly_one_of_two_classes_a_note_says_how_far(root: Path) -> None:
     head = "client,train,test,label_0,label_1{},accuracy\n"
     for more, counts, share in (

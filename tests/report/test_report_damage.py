@@ -85,7 +85,7 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path, capsys):
         amend(run, error=EVIL, environment={"cpu": EVIL})
     amend(write_run(root / "failed\x1b[31m", status="failed", seed=3), error=EVIL)
     (write_run(root / "broken\x1b[31m\n") / "summary.json").write_text("{")
-    commands = [["compare", *runs], ["compare", root, root]]
+    commands = [["compare", *runs], ["compare", root, root], ["clean", root]]
     commands += [["paper", "fedobp/table3", root], ["tables", root / "no\x1b[31mwhere"]]
     commands += [["tables", root, "--format", form] for form in ("markdown", "latex", "csv")]
     commands += [["ls", root, "--format", "csv"], ["tables", root], ["ls", root]]

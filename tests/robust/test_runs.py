@@ -133,6 +133,7 @@ def test_before_its_first_round_an_attack_is_none_and_a_stopped_run_goes_on(atta
 COMBINATIONS = """
 method=fedavg attack=backdoor attack.share=0.2 unseen=0.2 validation=0.2 eval.finetune_epochs=1 defence=median => unseen_ft_asr
 method=fedavg attack=lie attack.share=0.3 privacy=client privacy.noise=2 privacy.seed=1 => epsilon
+method=fedproto attack=backdoor attack.share=0.2 attack.parts=2 eval.classes=own => asr_pooled
 """
 """Words => a column that has a number in the last row."""
 

@@ -8,6 +8,7 @@ import pytest
 
 import fedpfl
 from fedpfl.data.partition.file import file
+from fedpfl.report.__main__ import main
 from tests.command import TINY_TASK
 
 NAMES = sorted(['Klinik Süd, "Nord"', "<b>hospital", "hospital 07", "zürich"])
@@ -55,6 +56,15 @@ def test_python_takes_a_name_for_a_number(trained):
     assert trained.personal("hospital 07").keys() == trained.personal(2).keys()
     with pytest.raises(fedpfl.FedpflError, match=r"client: one of .*got 'hospital 7'.*hospital 07"):
         trained.personal("hospital 7")
+
+
+def test_a_page_shows_names_as_text(trained, tmp_path):
+    main(["html", str(trained.path), "--out", str(tmp_path)])
+    (page,) = tmp_path.glob("*.html")
+    text = page.read_text(encoding="utf-8")
+    assert "hospital 07" in text
+    assert json.dumps("zürich")[1:-1] in text
+    assert "<b>hospital" not in text
 
 
 def test_names_come_back_with_a_partition_file(trained, tmp_path):

@@ -240,6 +240,9 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
 UNEXPORTED = """
 knn_per --format=safetensors => method=knn_per predicts by a rule of its own
 fedper --clients=4 => client must be a whole number from 0 to 3, got 4
+fedper --clients=berlin => client must be a whole number from 0 to 3
+fedper --baseline={ditto} => is no run of FedAvg
+fedper --format=tflite => invalid choice: 'tflite'
 fedper --finetuned => fedper was not fine-tuned; run it with eval.finetune_epochs=5
 """
 

@@ -52,6 +52,7 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
 
 
 REFUSED = f"""
+extend=absent => absent holds no finished run; give the directory of one
 extend=r3 local.lr=0.1 => {OTHER}, seed 42 and fewer rounds than 6
 extend=r3 method=fedphp => not for method=fedphp, which depends on the number of rounds
 extend=other => on other data

@@ -1,5 +1,6 @@
 """Runs of clients with networks of several kinds: killed and resumed, newcomers, files, report, nodes."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -7,21 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 import fedpfl
-from fedpfl.engine import make_backend
+from fedpfl.engine import make_backend, make_initial_state
 from fedpfl.engine.store import Rows
 from fedpfl.methods import METHODS
-from fedpfl.models import MODELS
+from fedpfl.models import MODELS, MixedNet
 from fedpfl.report.__main__ import main as report
 from fedpfl.report.html import write_pages
-from tests.command import (
-    TINY_TASK,
-    keep_last_words,
-    play_run,
-    read_table,
-    run_command,
-    wait_for,
-)
-from tests.conftest import CPU, assert_same
+from tests.command import TINY_TASK, keep_last_words, play_run, run_command, wait_for
+from tests.conftest import CPU, assert_same, tiny
 from tests.engine.test_kinds import SMALL, Normed, build
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import assert_ends_alike
@@ -46,6 +40,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def read_clients(folder: Path) -> list[dict[str, str]]:
+    with (folder / "clients.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
 def test_killed_between_two_kinds_it_ends_as_if_it_never_was(whole, tmp_path):
     """Rows of a kind are written, those of the next are not; they are on disk the second time."""
     words = (*WORDS, "state.device=disk")
@@ -61,7 +60,7 @@ def test_killed_between_two_kinds_it_ends_as_if_it_never_was(whole, tmp_path):
 
 def test_each_client_has_its_own_network_in_files_and_what_it_costs(whole):
     run = fedpfl.load(whole)
-    rows = read_table(whole / "clients.csv")
+    rows = read_clients(whole)
     kinds = ["mlp_0", "mlp_1", "lenet5"] * 2 + ["mlp_0"]
     members = [kind for row, kind in zip(rows, kinds, strict=True) if row["unseen"] == "0"]
     newcomers = [kind for row, kind in zip(rows, kinds, strict=True) if row["unseen"] == "1"]
@@ -89,11 +88,10 @@ def test_each_client_has_its_own_network_in_files_and_what_it_costs(whole):
 
 
 def test_the_report_has_a_row_and_the_page_a_box_for_each_kind(whole, tmp_path, capsys):
-    rows = [
-        row for row in read_table(whole / "clients.csv") if row["unseen"] == "0" and row["accuracy"]
-    ]
+    rows = [row for row in read_clients(whole) if row["unseen"] == "0" and row["accuracy"]]
     assert report([str(whole), "--format", "csv", "--out", str(tmp_path)]) == 0
-    table = {row["kind"]: row for row in read_table(tmp_path / "kinds.csv")}
+    with (tmp_path / "kinds.csv").open() as file:
+        table = {row["kind"]: row for row in csv.DictReader(file)}
     assert {*table} == {row["kind"] for row in rows}
     means = {}
     for kind, row in table.items():
@@ -151,3 +149,28 @@ def test_a_lockstep_sweep_of_kinds_equals_its_runs_alone(whole, tmp_path):
     assert result.code == 0, result.err
     (one,) = [path.parent for path in tmp_path.rglob("rounds.csv") if "42" in path.parent.name]
     assert_ends_alike(one, whole)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("privacy", ["client", "sample"])
+def test_private_runs_take_kinds_where_the_upload_allows_it(privacy, tmp_path):
+    words = [word for word in WORDS if not word.startswith(("unseen", "participation"))]
+    own = {"client": ["participation=0.5"], "sample": ["participation=1"]}[privacy]
+    run = ("eval.finetune_epochs=0", f"privacy={privacy}", *own, "privacy.noise=0.5")
+    play_run(tmp_path / "run", *keep_last_words(*words, *run))
+    assert {row["kind"] for row in read_clients(tmp_path / "run")} == {*SIZES}
+
+
+def test_a_state_of_several_kinds_has_no_rows_but_its_own():
+    nets = [tiny(norm=True), tiny()]
+    rows = make_initial_state(METHODS["local_only"](), MixedNet(nets, [1, 0, 1]), 3, CPU).rows
+    assert (rows.common, rows.kinds) == (
+        {"client": [], "buffers": [], "facts": ["participated", "trained"]},
+        [1, 0, 1],
+    )
+    assert_same(rows.take("client", 1)["model"], nets[0].params)
+    assert rows.take("client", [0, 1]) == {}
+    assert_same(
+        rows.take("client", [0, 2])["model"],
+        {name: torch.stack([leaf, leaf]) for name, leaf in nets[1].params.items()},
+    )

@@ -172,6 +172,7 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
 
 
 MISTAKES = r"""
+run(rounds="5") | rounds must be a whole number, got '5'
 run("method=fedavg,fedper") | method=fedavg,fedper is a sweep, .* give method one value
 run({"rounds": 1}) | has no value
 # what is wrong with any run of a sweep is told before the first
@@ -230,6 +231,7 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
 
 CHANGED = """
 (run / "state.pt").unlink() | state.pt is not there, .* checkpoint.keep=true
+(run / "state.pt").write_bytes(b"no state") | state.pt is damaged
 rewrite_summary(run, data="0123") | the data are not those of run
 """
 
@@ -249,6 +251,20 @@ def test_changed_code_of_the_method_is_told(copy, monkeypatch):
     monkeypatch.setattr(resume, "digest_code", lambda run: {**code, "method": "0"})
     with pytest.warns(UserWarning, match="the method's code has changed since the run"):
         fedpfl.load(copy).personal(0)
+
+
+UNANSWERED = r"""
+run.personal(4) => client must be a whole number from 0 to 3, got 4
+run.predict(0, np.zeros((2, 1, 28, 28))) => uint8 .* digits, got float64
+fedpfl.load(run.path, "cuda:77").mask(0) => no such CUDA device
+"""
+
+
+def test_questions_without_an_answer(folder):
+    run = fedpfl.load(folder)
+    for question, line in read_cases(UNANSWERED):
+        with pytest.raises(fedpfl.FedpflError, match=line):
+            eval(question, {"run": run, "fedpfl": fedpfl, "np": np})
 
 
 def test_an_export_is_all_or_nothing(folder, tmp_path, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """Initial weights: a run is not tested on samples that its initial weights saw, unless it says so."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -71,6 +72,13 @@ def test_summary_and_tables_say_it(place):
     assert line.split(" was trained on ")[0] == f"{place}/first"
     notes = " ".join(accuracy_table(runs(place / "chained", place / "first")).notes)
     assert f"Initial weights: {line}; so of: FedAvg" in notes
+
+
+def test_a_damaged_partition_is_one_line(place):
+    shutil.copytree(place / "first", place / "broken")
+    (place / "broken/partition.npz").write_bytes(b"")
+    with pytest.raises(FedpflError, match=r"partition.npz is not as the run wrote it"):
+        began(place, "broken")
 
 
 def test_a_private_run_begins_with_public_weights_alone(place):

@@ -8,6 +8,7 @@ import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
@@ -15,6 +16,8 @@ import torch
 
 from fedpfl.engine.store import Rows
 from fedpfl.ground import interrupts
+from fedpfl.record import rundir
+from fedpfl.runner import resume
 from tests.command import (
     TINY_TASK,
     play_run,
@@ -211,3 +214,27 @@ def test_a_finished_run_keeps_no_state_if_it_is_told_so(tmp_path, uninterrupted)
     before = snapshot(run)
     assert "already finished" in run_command(*command, cwd=tmp_path).out
     assert snapshot(run) == before
+
+
+def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one of a tenth of a second the next is due two seconds later; the last always is.
+
+    By a clock that rounds of 1.5 seconds and checkpoints move.
+    """
+    written, now = [], [0.0]
+    write_row, write = rundir.RunDirectory.row, rundir.RunDirectory.checkpoint
+
+    def write_row_late(self: rundir.RunDirectory, values: dict[str, int]) -> None:
+        now[0] += 1.5
+        write_row(self, values)
+
+    def write_slowly(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
+        written.append(payload["round"])
+        write(self, payload)
+        now[0] += 0.1
+
+    monkeypatch.setattr(resume, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rundir.RunDirectory, "row", write_row_late)
+    monkeypatch.setattr(rundir.RunDirectory, "checkpoint", write_slowly)
+    finish(tmp_path, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e-6", "rounds=6")
+    assert written == [1, 3, 5, 6]

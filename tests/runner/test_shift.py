@@ -6,6 +6,7 @@ import pytest
 import fedpfl
 from fedpfl.runner.evaluate import Evaluation, measure_recovery
 from tests.command import (
+    assert_refused,
     format_override,
     play_rows,
     read_checkpoint,
@@ -26,6 +27,19 @@ DRIFT = (
     *("shift.noise=0.1", "shift.at=[2,3]", "unseen=0.25", "validation=0.2"),
     "partition.samples_per_client=24",
 )
+LINES = """
+shift.rotation=361 | shift.rotation must be between 0 and 360
+shift=rotation shift.at=[4] | shift.at must be rounds before the last, 4
+shift.at=[2] | shift.at must be [] where nothing moves
+shift=label_permutation task=regression | shift.label_permutation=true
+unseen_groups=[art] | unseen_groups names groups of samples, and data set digits has none
+"""
+"""Words | what is said."""
+
+
+@pytest.mark.parametrize(("text", "message"), keep_quick(read_cases(LINES, " | "), 2))
+def test_a_bad_configuration_is_one_line(text, message, tmp_path):
+    assert_refused(tmp_path / "run", message, *SMALL, *text.split())
 
 
 def play(folder, *words):
@@ -104,6 +118,8 @@ def test_two_processes_play_the_run_of_one(drifted, tmp_path):
 COMBINATIONS = """
 method=fedavg shift=noise shift.at=[1] unseen=0.25 validation=0.2 eval.finetune_epochs=1 eval.common=true => unseen_ft_accuracy
 method=fedavg shift=label_permutation shift.at=[1] privacy=client privacy.noise=2 privacy.seed=1 => epsilon
+method=ffa_lora adapter=lora adapter.layers=[linear] shift=contrast shift.at=[1] => before_shift
+method=fedavg shift=rotation shift.at=[1] attack=backdoor attack.share=0.25 defence=median => asr
 """
 """Words => a column that has a number in the last row."""
 

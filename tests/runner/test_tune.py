@@ -132,6 +132,17 @@ def test_killed_anywhere_it_ends_in_the_same_trials(batch, whole, tmp_path):
         assert again.path.read_text() == alone.path.read_text()
 
 
+def test_other_seeds_propose_other_values(whole, tmp_path):
+    own = search(tmp_path, batch=3, seed=4, count=2)
+    own.run(judged, lambda line: None)
+    assert whole(3)[0].trials[1]["params"] != own.trials[1]["params"]
+
+
+def test_where_none_comes_to_its_end_it_says_so(tmp_path):
+    with pytest.raises(FedpflError, match="none of 2 trials finished"):
+        search(tmp_path, count=2).run(lambda jobs: [trials.TrialResult(None, 3)], str)
+
+
 def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     """What stands in another column is not even read."""
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
@@ -233,6 +244,35 @@ def test_what_is_found_is_run_with_fresh_seeds_and_judged_at_its_best_validation
 
 
 @pytest.mark.full
+def test_the_metric_decides_which_trial_wins(data, tmp_path):
+    """Of two rates one is better before fine-tuning and one after."""
+    words = "method=fedavg rounds=5 trials=2 seeds=1 seed=44 validation=0.2 eval.finetune_epochs=2"
+    words += " partition=dirichlet partition.alpha=0.3 partition.min_samples=4"
+    words += " local.lr=choice(0.3,1.0)"
+    chosen = {}
+    before = set()
+    for metric in ("val_accuracy", "val_ft_accuracy"):
+        code, text = tuned(data, *words.split(), f"metric={metric}", out=tmp_path)
+        assert code == 0, text
+        (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
+        chosen[metric] = row["chosen"]
+        told = " ".join(text.split())
+        assert f"chosen by {metric} (mean validation accuracy over clients" in told
+        assert f"median {metric} is given up" in told
+        paths = {*tmp_path.rglob("rounds.csv")} - before
+        before |= paths
+        trial_rows = [pd.read_csv(path) for path in paths if "trials" in path.parts]
+        assert len(trial_rows) == 2, "each search has trials of its own"
+        assert all(rows[metric].notna().all() for rows in trial_rows), "each evaluation judges"
+        assert row[metric] == pytest.approx(max(rows[metric].max() for rows in trial_rows))
+        (final,) = [pd.read_csv(path) for path in paths if "final" in path.parts]
+        assert row["accuracy"] == pytest.approx(best_round(final, metric)["accuracy"])
+    assert chosen == {"val_accuracy": "local.lr=1.0", "val_ft_accuracy": "local.lr=0.3"}
+    rounds = {best_round(final, name)["round"] for name in chosen}
+    assert len(rounds) == 2, "the last of the final runs tells both columns apart"
+
+
+@pytest.mark.full
 def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(data):
     words = "method=fedavg", "trials=4", "seeds=2", "local.lr=choice(0.05,1e30)", "validation=0.2"
     code, text = tuned(data, *words)
@@ -260,8 +300,10 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(data):
 
 REFUSALS = """
 method=fedavg metric=val_ft_accuracy | metric=val_ft_accuracy needs fine-tuning; set eval.finetune_epochs=5
+method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
 method=fedavg seed=1,2 | seed is no hyperparameter; search with one seed
 method=fedavg validation=0 | a search needs held-out samples
+method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0, below epochs (here epochs=1)
 """
 
 
@@ -319,3 +361,10 @@ def test_what_makes_the_method_another_one_is_not_searched(capsys):
     message = r"=3,4: method=fedper is itself only with method\.layers above 0, below layers"
     with pytest.raises(FedpflError, match=message):
         spaces.keep_within_limits("fedper", never, tuning.check_words("fedper", never[:-1]))
+
+
+def test_a_chosen_group_is_not_searched_but_where_it_is_open():
+    for word in ("quantile=paper", "quantile=auto", "quantile=tuned"):
+        space = " ".join(spaces.make_search_space("fedobp", (word,)))
+        assert ("quantile.q=" in space) == (word == "quantile=tuned")
+    assert "method.lam=" in " ".join(spaces.make_search_space("ditto", ("quantile=paper",)))

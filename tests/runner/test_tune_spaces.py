@@ -42,6 +42,22 @@ def test_the_space_of_a_plugin_is_searched():
     plugins.load_plugins([])
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("value", ["tag(log,interval(0.01,1))", "0.1,1"])
+def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
+    found = searched("method=fedavg,fedprox,moon", f"method.mu={value}")
+    told = [line for line in capsys.readouterr().err.splitlines() if "method.mu" in line]
+    assert told == [
+        f"fedpfl: method=fedavg has no method.mu, so method.mu={value} is for the other methods"
+        " alone"
+    ]
+    for method, both in found.items():
+        for words in both:
+            own = [word for word in words if "method.mu" in word]
+            assert own == [f"method.mu={value}"] * (method != "fedavg")
+    assert any(word.startswith("local.lr=") for word in found["fedavg"][0])
+
+
 def test_final_runs_of_other_code_are_run_again(tmp_path):
     register_resolver()
     asked = []

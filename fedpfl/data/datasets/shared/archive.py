@@ -60,6 +60,8 @@ def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Val
     def archive_error(_: Path | str, reason: str) -> FedpflError:
         if medmnist_md5:
             check_md5(path, medmnist_md5)
+        if reason.startswith("Object arrays"):
+            reason = "an array has Python objects in it, where numbers belong"
         return FedpflError(
             f"{path} cannot be read as an .npz archive of plain arrays ({reason}); {USAGE}"
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.ground.errors import FedpflError, choices_text, error_text
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,13 @@ def to_array(values: Any, origin: str) -> np.ndarray:
         FedpflError: Values are missing, or are neither numbers nor texts.
     """
     if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
+        try:
+            return values.detach().cpu().numpy()
+        except Exception as error:  # as many kinds as there are kinds of tensors
+            raise FedpflError(
+                f"{origin} is a tensor that NumPy cannot hold ({error_text(error)[:160]}); give a "
+                "dense one of float32 or integers"
+            ) from None
     if isinstance(values, np.ma.MaskedArray):  # NumPy would show hidden values
         require_values(np.ma.getmaskarray(values), origin)
     try:
