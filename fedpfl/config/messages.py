@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config.choices import GROUPS, list_choices
 from fedpfl.config.overrides import quote_word
-from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.dotted import flatten_keys, get_dotted
 from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean
 from fedpfl.ground.records import Values
 
@@ -57,6 +57,17 @@ def format_error(error: Exception) -> str:
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
     useful_lines = [line for line in lines if line and not line.startswith(NOISE)]
     return "; ".join(useful_lines) or type(error).__name__
+
+
+def name_source_key(message: str, cfg: DictConfig) -> str:
+    """Return a message about a key as one about the key that it interpolates.
+
+    A message about `method.q` becomes one about `quantile.q`, which the user sets.
+    """
+    key, space, explanation = message.partition(" ")
+    values: Any = OmegaConf.to_container(cfg, resolve=False)
+    interpolation = re.fullmatch(r"\$\{([\w.]+)\}", str(get_dotted(values, key)))
+    return f"{interpolation[1]}{space}{explanation}" if interpolation else message
 
 
 def describe_choice(choice: Values) -> str:

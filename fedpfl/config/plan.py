@@ -17,6 +17,7 @@ from fedpfl.config.group_options import (
     read_group,
     read_loggers,
 )
+from fedpfl.config.messages import name_source_key
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.schema import Checkpoint, Eval, Settings
 from fedpfl.data import Augment, Shift, partition
@@ -81,9 +82,18 @@ class Plan:
 
 
 def check_config(cfg: DictConfig) -> Plan:
-    """Check the whole configuration, group by group. Raises FedpflError."""
+    """Check the whole configuration. Raises FedpflError, about the key that the user set."""
+    try:
+        config = resolve_config(cfg)
+        plan = _make_plan(config)
+    except FedpflError as error:
+        raise FedpflError(name_source_key(str(error), cfg)) from None
+    return plan
+
+
+def _make_plan(config: Record) -> Plan:
+    """Check a resolved configuration, group by group."""
     # ---- Step 1: plugins, which add choices.
-    config = resolve_config(cfg)
     settings = read_group("", {key: config[key] for key in config if key not in GROUPS})
     plugin_files = plugins.load_plugins(settings.plugins)
     config["plugins"] = plugin_files

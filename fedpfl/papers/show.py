@@ -23,7 +23,6 @@ def make_tables_and_figures(
     out: Path,
     rule: Selection | None,
     names: Sequence[str] = (),
-    only: str = "",
 ) -> Iterator[tuple[str, Table | list[Path]]]:
     """Yield names, each with its table or with the files of its figure.
 
@@ -32,7 +31,6 @@ def make_tables_and_figures(
         out: The folder of figures.
         rule: None for each table's own.
         names: Of NAMES; by default all with runs.
-        only: `tables` or `figures`.
 
     Raises:
         FedpflError: if a figure has no runs.
@@ -40,8 +38,6 @@ def make_tables_and_figures(
     # All papers are about classification.
     groups = [group for group in groups if group.task is CLASSIFICATION]
     for name in names or [name for name in NAMES if _has_runs(name, groups)]:
-        if only == ("tables" if name in FIGURES else "figures"):
-            continue
         table = TABLES.get(name)
         if isinstance(table, Layout):
             yield name, fill_table(name, groups, rule)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import netrc
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -21,6 +24,9 @@ MAX_BINS = 512  # W&B's limit for a histogram
 MAX_TAG = 64  # characters, W&B's limit
 MAX_NAME = 128  # characters, its limit of the names of projects, groups and runs
 TIMEOUT_SECONDS = 30.0  # seconds that `auto` waits for the server before it goes offline
+
+CLOUD_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
+"""Names of the public server: `wandb login` keeps the key under the first since 0.31."""
 
 SUMMARIES = {
     name: f"{metric.best},last"
@@ -188,9 +194,18 @@ def choose_mode(mode: str) -> str:
 
 
 def is_logged_in() -> bool:
-    """Return True where W&B knows a key, without asking its server."""
+    """Look for a W&B key in the environment and the netrc file."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
     import wandb
 
-    # To tell who is logged in, it would ask.
-    wandb.setup(settings=wandb.Settings(silent=True))
-    return wandb.login(prompt=False, verify=False)
+    # The server of WANDB_BASE_URL or of `wandb login --host`, else the public one.
+    host = urlsplit(wandb.setup().settings.base_url).netloc
+    hosts = CLOUD_HOSTS if host in CLOUD_HOSTS else (host,)
+    netrc_names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for name in netrc_names:
+        with contextlib.suppress(OSError, RuntimeError, netrc.NetrcParseError):
+            file = netrc.netrc(Path(name).expanduser())
+            if any(map(file.authenticators, hosts)):
+                return True
+    return False

@@ -143,7 +143,6 @@ OPTIONS = {
         "published curves (method,round,accuracy_before,accuracy_after)", type=Path, metavar="CSV"
     ),
     "--accuracy": _choose_one(ACCURACIES, "accuracy", "which; default: mean over clients"),
-    "--only": _choose_one(("tables", "figures"), "", "of the existing runs"),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
     "--sort": _take_value("by a key of --json; default: as in tables", metavar="KEY"),
@@ -336,7 +335,6 @@ def _show_papers(options: Namespace) -> None:
         out=_output_folder(options, "figures"),
         rule=rule,
         names=names,
-        only=options.only,
     )
     is_empty = True
     for name, content in contents:
@@ -487,7 +485,7 @@ COMMANDS = {
         _show_papers,
         "Show five papers' tables and figures from own runs; without a NAME, all that have runs.",
         "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
-        "--only --accuracy --select --every --fill --with --format --pm --caption --out",
+        "--accuracy --select --every --fill --with --format --pm --caption --out",
     ),
     "html": Command(
         _write_html,

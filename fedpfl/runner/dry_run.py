@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
 from fedpfl.config import overrides
@@ -126,7 +126,9 @@ def _print_composition(cfg: DictConfig) -> None:
     print("composition", *[f"{group}={choices[group]}" for group in chosen_groups])
     print("settings   ", *[f"{key}={cfg[key]}" for key in SHOWN_SETTINGS])
     for group in ("local", "eval"):
-        values = [f"{key}={value}" for key, value in cfg[group].items() if value is not None]
+        # What is no group at all, the check refuses.
+        group_values = cfg[group] if OmegaConf.is_dict(cfg[group]) else {}
+        values = [f"{key}={value}" for key, value in group_values.items() if value is not None]
         print(f"{group:11} {' '.join(values)}")
 
 
