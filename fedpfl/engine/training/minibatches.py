@@ -80,20 +80,23 @@ def plan_steps(source: SampleSource, phase: Phase, epochs: range) -> StepPlan:
     used_slots = min(samples, slots)
     positions = torch.full((len(epochs), slots), -1)
     views = torch.zeros(len(epochs), slots, source.federation.augment_numbers)
-    random = []
+    random = torch.zeros(len(epochs), steps_per_pass, phase.batches, batch, source.randoms)
     for row, epoch in enumerate(epochs):
         order = source.draws.order(source.client, phase.stream, epoch, samples)[:used_slots]
         positions[row, :used_slots] = order
-        views[row, :used_slots] = source.draw_numbers(phase.stream, epoch, samples, "views")[order]
+        if views.shape[-1]:
+            numbers = source.draw_numbers(phase.stream, epoch, samples, "views")
+            views[row, :used_slots] = numbers[order]
         # Those of all first samples are drawn first, then of all second ones.
-        numbers = source.draw_numbers(phase.stream, epoch, slots)
-        by_slot = numbers.view(phase.batches, batch, steps_per_pass, source.randoms)
-        random.append(by_slot.permute(2, 0, 1, 3))
+        if source.randoms:
+            numbers = source.draw_numbers(phase.stream, epoch, slots)
+            by_slot = numbers.view(phase.batches, batch, steps_per_pass, source.randoms)
+            random[row] = by_slot.permute(2, 0, 1, 3)
     shape = (len(epochs) * steps_per_pass, phase.batches, batch)
     return StepPlan(
         positions=positions.view(shape)[taken_steps],
         views=views.view((*shape, views.shape[-1]))[taken_steps],
-        random=torch.cat(random)[taken_steps],
+        random=random.view((*shape, source.randoms))[taken_steps],
     )
 
 

@@ -46,7 +46,6 @@ class ScriptedSteps:
         self._scripts = scripts
         self._tensors = tree.leaves(state)
         self._kind = scripts.find_key(self._find_kind())
-        self._steps_at_once = 1
 
     def take_steps(
         self, minibatches: Sequence[Sequence[Tensor]], stop: threading.Event
@@ -63,7 +62,8 @@ class ScriptedSteps:
             if stop.is_set():
                 raise CancelledError
             start_time = time.perf_counter()
-            group = minibatches[start : start + self._steps_at_once]
+            steps_at_once = self._scripts.steps_at_once.get(self._kind, 1)
+            group = minibatches[start : start + steps_at_once]
             records += self._scripts.take_steps(
                 kind=self._kind,
                 step=self._take_step,
@@ -74,7 +74,8 @@ class ScriptedSteps:
             seconds_per_step = (time.perf_counter() - start_time) / len(group)
             # A clock may not have moved meanwhile.
             steps_in_time = LONGEST_CALL / max(seconds_per_step, 1e-6)
-            self._steps_at_once = max(1, min(MOST_AT_ONCE, int(steps_in_time)))
+            steps_at_once = max(1, min(MOST_AT_ONCE, int(steps_in_time)))
+            self._scripts.steps_at_once[self._kind] = steps_at_once
             start += len(group)
         return records
 

@@ -79,10 +79,12 @@ class StepScripts:
 
     Attributes:
         turn: Of the threads that use these scripts.
+        steps_at_once: By kind, how many steps go together.
     """
 
     def __init__(self) -> None:
         self.turn = Turn()
+        self.steps_at_once: dict[Hashable, int] = {}
         self._step_counts: dict[Hashable, int] = {}
         self._script_of_kind: dict[Hashable, Script | None] = {}
         self._scripts: dict[Hashable, Script | None] = {}  # by kind and size

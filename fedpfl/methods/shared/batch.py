@@ -66,6 +66,9 @@ class Batch(NamedTuple):
 
     def split(self, size: int = LONGEST_CHUNK) -> Iterator[Batch]:
         """Give all samples in order, in batches of bounded size."""
+        if 0 < len(self.x) <= size:
+            yield self
+            return
         present = {name: field for name, field in self._asdict().items() if field is not None}
         # No samples are one empty batch, so that sums over batches have a term.
         for start in range(0, max(1, len(self.x)), size):
