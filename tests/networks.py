@@ -654,7 +654,7 @@ class NoGradient(Plain):
 REFUSED = {
     "draws_at_first_call": "training loss of client",
     "queue_in_list": "training loss of client",
-    "growing_buffer": "seen comes, goes or changes its form",
+    "growing_buffer": "a step changes the form of buffers, main.seen was",
     "late_buffer": "training loss of client",
     "hook_by_closure": "training loss of client",
     "late_parameter": "scale comes, goes or changes its form",

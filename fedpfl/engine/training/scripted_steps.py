@@ -13,12 +13,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedpfl.engine.training.forms import describe_form_change
 from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.step import PureStep, StepState
 from fedpfl.engine.training.vectorize import Hook
 from fedpfl.ground import tree
+from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Data, Method, Phase
 
@@ -103,6 +105,8 @@ class ScriptedSteps:
                 values = getattr(state, name)
                 values_after = getattr(state_after, name)
                 if values_after is not values:
+                    if change := describe_form_change(values_after, values):
+                        raise MethodError(f"a step changes the form of {name}, {change}")
                     overwrite(values, values_after)
         return record
 
