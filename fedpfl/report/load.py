@@ -21,6 +21,7 @@ from fedpfl.report.text import clip_text, one_line
 
 _RUN_FILES = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt", "run.lock"})
 """A folder with one of these is a run directory."""
+_NO_ROUND = "no round recorded yet"
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +201,7 @@ def inspect_directory(path: Path) -> Directory:
     try:
         run = read_started_run(path)
         if run.status == "finished" and not run.rounds_done:
-            raise FedpflError(f"{path}: finished, but {_explain_no_rounds(path)}")
+            raise FedpflError(f"{path}: finished, but {_NO_ROUND}")
     except FedpflError as error:
         status = "running" if is_locked else "broken"
         reason = str(error).removeprefix(f"{path}: ")
@@ -267,15 +268,9 @@ def read_started_run(path: Path) -> Run:
 
 def _require_rounds(directory: Directory) -> Run:
     if directory.run is None or not directory.run.rounds_done:
-        reason = directory.reason or _explain_no_rounds(directory.path)
+        reason = directory.reason or _NO_ROUND
         raise FedpflError(f"{directory.path}: {directory.status_text}: {reason}")
     return directory.run
-
-
-def _explain_no_rounds(path: Path) -> str:
-    if os.path.lexists(path / "rounds.csv"):
-        return "no round recorded yet"
-    return "no rounds.csv; no round was played"
 
 
 def _last_modification(path: Path) -> float:

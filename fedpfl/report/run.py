@@ -94,8 +94,6 @@ class Run:
         for name in ("round", self.task.score):
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
-        if not (frame["round"] % 1 == 0).all():
-            raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
         frame["round"] = frame["round"].astype(int)
         # A round written twice (killed between row and checkpoint, then resumed) counts once, as
         # last written.

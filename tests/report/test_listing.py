@@ -86,7 +86,7 @@ BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range
 BROKEN = r"""
 it holds aliases, which no run writes | (run / "config.yaml").open("a").write(f"a0: &a0 [x, x]\n{BOMB}")
 no usable value: Over | (run / "summary.json").write_text('{"status": "finished", "cohort": 1e999}')
-no rounds.csv | (run / "rounds.csv").unlink()
+no round recorded yet | (run / "rounds.csv").unlink()
 summary.json cannot be read: JSONDecodeError | (run / "summary.json").write_text('{"status": ')
 rounds.csv lacks the column accuracy | (run / "rounds.csv").write_text("round\n1\n")
 no round recorded yet | (run / "rounds.csv").write_text((run / "rounds.csv").read_text().splitlines()[0] + "\n")
