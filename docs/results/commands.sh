@@ -108,6 +108,8 @@ python -m fedpfl.train -m hydra/launcher=lockstep experiment=subflot/cifar10 par
     method.widths=[1.0,0.75,0.5,0.25] method.assign=random rounds=20 local.lr=0.02 local.batch_size=64 eval.every=20 data_dir=DIR
 python -m fedpfl.train -m experiment=subflot/cifar10 partition=dirichlet model=lenet5 method=subflot method.otp=false method.positions=own,first \
     rounds=20 local.lr=0.02 local.batch_size=64 eval.every=20 data_dir=DIR
+python -m fedpfl.train -m experiment=subflot/ablation model=lenet5 seed=42,1 rounds=20 local.lr=0.02 local.batch_size=64 \
+    method.lam=0.05 eval.every=20 data_dir=DIR
 
 # ---- FedOBP's quantile chosen by each client, digits
 python -m fedpfl.train -m method=fedobp dataset=digits clients=20 participation=0.25 rounds=30 validation=0.1 \
