@@ -29,7 +29,7 @@ python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,fedper,local_onl
     data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=fedobp,fedavg dataset=cifar100 partition.alpha=0.5 local.momentum=0.0 \
     data_dir=DIR
-python -m fedpfl.train experiment=fedobp/paper method=fedper dataset=fmnist partition.alpha=0.5 local.momentum=0.0 data_dir=DIR
+python -m fedpfl.train -m experiment=fedobp/paper method=fedper,fedavg,local_only dataset=fmnist partition.alpha=0.5 local.momentum=0.0 data_dir=DIR
 
 # ---- Table IV: MNIST and FashionMNIST
 python -m fedpfl.train -m experiment=fedobp/paper method=fedobp dataset=fmnist,mnist partition.alpha=0.1,0.5 \
