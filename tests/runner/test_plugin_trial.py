@@ -167,7 +167,8 @@ PARTITIONS = {"unseeded": unseeded, "hashed": hashed}
 ELSEWHERE = "another process has other "
 ALONE = "a client trains or answers otherwise beside others"
 FAULTS = {
-    **dict.fromkeys(("modulelist", "firstmodel", "betweenhooks"), f"{ELSEWHERE}evaluation.1"),
+    **dict.fromkeys(("modulelist", "firstmodel"), f"{ELSEWHERE}evaluation.1"),
+    "betweenhooks": f"{ELSEWHERE}evaluation.",  # threads decide in which round
     **dict.fromkeys(("attribute", "drawnatimport"), f"{ELSEWHERE}evaluation.1"),
     "dictfield": f"{ELSEWHERE}evaluation.0",
     "inplace": "InPlace changed its argument server.",
