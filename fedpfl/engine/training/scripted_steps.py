@@ -106,7 +106,10 @@ class ScriptedSteps:
                 values_after = getattr(state_after, name)
                 if values_after is not values:
                     if change := describe_form_change(values_after, values):
-                        raise MethodError(f"a step changes the form of {name}, {change}")
+                        raise MethodError(
+                            f"a step changes the form of {name}, {change}; keep forms as they"
+                            " begin, or set engine.shortcuts=false"
+                        )
                     overwrite(values, values_after)
         return record
 
