@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import re
 import shutil
@@ -59,7 +60,7 @@ def run_missing(
     if not layouts:
         raise FedpflError("--fill needs the name of a table, such as fedobp/table4")
     end = time.monotonic() + seconds
-    for words in _list_jobs(layouts, groups):
+    for words in _list_jobs(layouts, groups, seconds):
         time_left = end - time.monotonic()
         if time_left < LEAST_SECONDS:
             return
@@ -73,24 +74,34 @@ def run_missing(
             process.wait()
 
 
-def _list_jobs(layouts: Iterable[Layout], groups: Sequence[Group]) -> list[list[str]]:
-    """Return the words of the commands, the cheapest first; of unknown cost last."""
+def _list_jobs(
+    layouts: Iterable[Layout], groups: Sequence[Group], seconds: float
+) -> list[list[str]]:
+    """Return the words of the commands, the cheapest first; of unknown cost last.
+
+    On a GPU they run in lockstep, so a command has many jobs: first all that fit into the time.
+    """
     # ---- Step 1: each job once; rows of a method share theirs
     part_by_words: dict[tuple[str, ...], Part] = {}
-    seconds_by_words: dict[tuple[str, ...], float] = {}
+    cost_by_words: dict[tuple[str, ...], float] = {}
     for layout in layouts:
         for part in _parts_to_run(fill_cells(layout, groups, layout.rule)):
             words = tuple(f"{key}={value}" for key, value in part.overrides.items())
-            seconds = estimate_seconds(layout, part, groups)
+            cost = estimate_seconds(layout, part, groups)
             part_by_words[words] = part
-            seconds_by_words[words] = math.inf if math.isnan(seconds) else seconds
+            cost_by_words[words] = math.inf if math.isnan(cost) else cost
 
     # ---- Step 2: the order, and on a GPU runs together
-    all_words = sorted(seconds_by_words, key=seconds_by_words.__getitem__)
-    if shutil.which("nvidia-smi"):
-        merged = list_commands(part_by_words[words] for words in all_words)
-        return [command.split() for command in merged]
-    return [["python", "-m", "fedpfl.train", *words] for words in all_words]
+    ordered = sorted(cost_by_words, key=cost_by_words.__getitem__)
+    if not shutil.which("nvidia-smi"):
+        return [["python", "-m", "fedpfl.train", *words] for words in ordered]
+    totals = itertools.accumulate(cost_by_words[words] for words in ordered)
+    fitting = sum(total <= seconds for total in totals)
+    return [
+        command.split()
+        for jobs in (ordered[:fitting], ordered[fitting:])
+        for command in list_commands(part_by_words[words] for words in jobs)
+    ]
 
 
 def _parts_to_run(filled: FilledTable) -> list[Part]:

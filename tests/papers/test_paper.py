@@ -425,7 +425,8 @@ def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monke
     """An hour a round on FashionMNIST, a second on MNIST; a run that is cut has SIGTERM."""
     mnist = add(root, "mnist", 98.0, "ditto", dataset="mnist")
     cut_run = {"method": "local_only", "dataset": "mnist", "partition": FMNIST}
-    write_run(root / "cut", {2: 90.0}, "interrupted", 3, **cut_run)
+    cut = write_run(root / "cut", {2: 90.0}, "running", 3, **cut_run)
+    add_columns(cut, seconds=1.0)
     for path, seconds in ((root / "c", 3600.0), (mnist, 1.0)):
         told = {"status": "finished", "hours": 4 * seconds / 3600}
         (path / "summary.json").write_text(json.dumps(told))
@@ -443,10 +444,23 @@ def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monke
     words = ["paper", "fedobp/table4", str(root), "--fill", "30m", "--with", "data_dir=DIR"]
     monkeypatch.setattr(queue.time, "monotonic", Mock(side_effect=[0, 1, 2, 1795]))
     assert main(words) == 0
-    first, second, cut = jobs
+    first, second, signal = jobs
     method = ["experiment=fedobp/table4", "method=local_only", "local.momentum=0.7"]
     assert first == [*method, "dataset=mnist", "partition.alpha=0.1", "data_dir=DIR"]
-    assert ("dataset=mnist" in second, cut) == (True, "cut")
+    assert ("dataset=mnist" in second, signal) == (True, "cut")
+
+    # A GPU plays runs in lockstep: three of 400 s are one command, before all that do not fit.
+    jobs.clear()
+    monkeypatch.setattr(queue.shutil, "which", str)
+    monkeypatch.setattr(queue.subprocess, "Popen", lambda words: jobs.append(words[3:]) or Mock())
+    monkeypatch.setattr(queue.time, "monotonic", Mock(side_effect=[0, 1, 2, 3, 1499]))
+    assert main([*words[:4], "1500s", *words[5:]]) == 0
+    momenta = [(job[1:3], job[4]) for job in jobs[:2]]
+    assert momenta == [
+        (["method=local_only", "local.momentum=0.7,0.0"], "partition.alpha=0.1"),
+        (["method=local_only", "local.momentum=0.7"], "partition.alpha=0.5"),
+    ]
+    assert "method=local_only,fedavg,fedper" in jobs[2][1]
 
 
 # Figures
