@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from fedpfl.ground.errors import FedpflError
@@ -26,6 +26,8 @@ from fedpfl.report.table import format_number
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
 LEAST_SECONDS = 10
 """With less time left no run begins."""
+LOCKSTEP_JOBS = 4
+"""Runs that a GPU plays together: with more it is little faster, and all end later."""
 
 
 def parse_duration(text: str) -> float:
@@ -54,32 +56,33 @@ def run_missing(
         overrides: Further overrides of all runs, such as `data_dir=DIR`.
 
     Raises:
-        FedpflError: if none of the names is a table with commands.
+        FedpflError: if none of the names is a table with commands, or commands failed.
     """
     layouts = [table for name in names if isinstance(table := TABLES.get(name), Layout)]
     if not layouts:
         raise FedpflError("--fill needs the name of a table, such as fedobp/table4")
     end = time.monotonic() + seconds
-    for words in _list_jobs(layouts, groups, seconds):
+    failures = 0
+    for words in _list_jobs(layouts, groups):
         time_left = end - time.monotonic()
         if time_left < LEAST_SECONDS:
-            return
+            break
         print_to_stderr(f"{format_number('age', time_left)} left: {' '.join(words)}")
         process = subprocess.Popen([sys.executable, *words[1:], *overrides])
         try:
-            process.wait(timeout=time_left)
+            failures += process.wait(timeout=time_left) != 0
         except subprocess.TimeoutExpired:
             # The run keeps its state, and the same command goes on with it.
             process.terminate()
             process.wait()
+    if failures:
+        raise FedpflError(f"{failures} of these commands failed, as they said above")
 
 
-def _list_jobs(
-    layouts: Iterable[Layout], groups: Sequence[Group], seconds: float
-) -> list[list[str]]:
+def _list_jobs(layouts: Iterable[Layout], groups: Sequence[Group]) -> list[list[str]]:
     """Return the words of the commands, the cheapest first; of unknown cost last.
 
-    On a GPU they run in lockstep, so a command has many jobs: first all that fit into the time.
+    On a GPU a command has several jobs, which run in lockstep.
     """
     # ---- Step 1: each job once; rows of a method share theirs
     part_by_words: dict[tuple[str, ...], Part] = {}
@@ -95,12 +98,15 @@ def _list_jobs(
     ordered = sorted(cost_by_words, key=cost_by_words.__getitem__)
     if not shutil.which("nvidia-smi"):
         return [["python", "-m", "fedpfl.train", *words] for words in ordered]
-    totals = itertools.accumulate(cost_by_words[words] for words in ordered)
-    fitting = sum(total <= seconds for total in totals)
+    by_dataset: dict[str, list[Part]] = defaultdict(list)
+    for words in ordered:
+        part = part_by_words[words]
+        by_dataset[part.column.dataset].append(part)
     return [
         command.split()
-        for jobs in (ordered[:fitting], ordered[fitting:])
-        for command in list_commands(part_by_words[words] for words in jobs)
+        for parts in by_dataset.values()
+        for start in range(0, len(parts), LOCKSTEP_JOBS)
+        for command in list_commands(parts[start : start + LOCKSTEP_JOBS])
     ]
 
 

@@ -421,7 +421,9 @@ def test_the_papers_own_rule_is_the_default(tmp_path, capsys):
     assert "No evaluation that this rule judges yet (--select last)" in capsys.readouterr().out
 
 
-def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monkeypatch) -> None:
+def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(
+    root, monkeypatch, capsys
+) -> None:
     """An hour a round on FashionMNIST, a second on MNIST; a run that is cut has SIGTERM."""
     mnist = add(root, "mnist", 98.0, "ditto", dataset="mnist")
     cut_run = {"method": "local_only", "dataset": "mnist", "partition": FMNIST}
@@ -437,7 +439,7 @@ def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monke
 
     def start(words: list[str]) -> Any:
         jobs.append(words[3:])
-        timeouts = [None] if len(jobs) == 1 else [subprocess.TimeoutExpired("", 1), None]
+        timeouts = [0] if len(jobs) == 1 else [subprocess.TimeoutExpired("", 1), 143]
         return Mock(wait=Mock(side_effect=timeouts), terminate=lambda: jobs.append("cut"))
 
     monkeypatch.setattr(queue.subprocess, "Popen", start)
@@ -449,18 +451,18 @@ def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(root, monke
     assert first == [*method, "dataset=mnist", "partition.alpha=0.1", "data_dir=DIR"]
     assert ("dataset=mnist" in second, signal) == (True, "cut")
 
-    # A GPU plays runs in lockstep: three of 400 s are one command, before all that do not fit.
+    # A GPU plays up to four runs in lockstep; a command has one data set.
     jobs.clear()
     monkeypatch.setattr(queue.shutil, "which", str)
-    monkeypatch.setattr(queue.subprocess, "Popen", lambda words: jobs.append(words[3:]) or Mock())
-    monkeypatch.setattr(queue.time, "monotonic", Mock(side_effect=[0, 1, 2, 3, 1499]))
-    assert main([*words[:4], "1500s", *words[5:]]) == 0
-    momenta = [(job[1:3], job[4]) for job in jobs[:2]]
-    assert momenta == [
-        (["method=local_only", "local.momentum=0.7,0.0"], "partition.alpha=0.1"),
-        (["method=local_only", "local.momentum=0.7"], "partition.alpha=0.5"),
+    failed = Mock(wait=Mock(side_effect=[0, 1]))
+    monkeypatch.setattr(queue.subprocess, "Popen", lambda words: jobs.append(words[3:]) or failed)
+    monkeypatch.setattr(queue.time, "monotonic", Mock(side_effect=[0, 1, 2, 1795]))
+    assert main(words) == 2
+    assert "1 of these commands failed" in capsys.readouterr().err
+    shared = ["local.momentum=0.7,0.0", "dataset=mnist", "partition.alpha=0.1,0.5", "data_dir=DIR"]
+    assert jobs == [
+        ["experiment=fedobp/table4", f"method={name}", *shared] for name in ("local_only", "fedavg")
     ]
-    assert "method=local_only,fedavg,fedper" in jobs[2][1]
 
 
 # Figures
