@@ -300,6 +300,25 @@ class WarmingList(Warming):
         return METHODS["fedavg"].aggregate(self, *arguments)
 
 
+class Schedule:
+    scale = 0.5
+
+
+class WarmingObject(METHODS["fedavg"]):
+    """The same by an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["schedule"] = Schedule()
+
+    def loss(self, server, client, net, params, batch):
+        return self.schedule.scale * super().loss(server, client, net, params, batch)
+
+    def aggregate(self, *arguments):
+        self.schedule.scale += 0.5
+        return super().aggregate(*arguments)
+
+
 class ByValues(METHODS["fedavg"]):
     """A user's method whose loss reads values of a batch."""
 
@@ -344,6 +363,7 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
         (METHODS["fedavg"], replace(SETTINGS["adam"], eps=0.1)),
         (Warming, local),
         (WarmingList, local),
+        (WarmingObject, local),
         *[(partial(ByValues, read), local) for read in READERS],
     ]
 

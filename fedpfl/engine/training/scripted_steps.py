@@ -186,10 +186,15 @@ def _looks_at_tensors_alone(step: PureStep) -> bool:
         return True
     if tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES:
         return False
-    # A list could be another one in the next round.
-    if not all(isinstance(value, Hashable) for value in vars(job.method).values()):
+    if not all(map(_is_value, vars(job.method).values())):
         return False
     return all(_is_known_hook(hook, job.method) for hook in _list_hooks(job, step.phase))
+
+
+def _is_value(value: object) -> bool:
+    """Check that a method's attribute is one value: a list or an object could change inside."""
+    is_hashed_by_value = type(value).__hash__ not in (None, object.__hash__)
+    return is_hashed_by_value or value is None or inspect.isroutine(value)
 
 
 def _list_hooks(job: TrainJob, phase: Phase) -> list[Hook]:
