@@ -107,6 +107,9 @@ def read_group(group: str, values: Any) -> Any:
                 f"{group}.name must be {choices_text(sorted(described.registry), name)}"
             )
         takers = (described.registry[name], *takers)
+    # A user's class without `statistics` has what its base class has.
+    if group == "method" and values.get("statistics") is None:
+        values.pop("statistics", None)
     if described.is_built:
         return build_dataclass(takers[0], values, group)
     return Choice(name, checked_arguments(takers, values, group, described.supplied))

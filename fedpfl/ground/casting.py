@@ -65,7 +65,7 @@ def schema_annotations(schema: Any) -> Record:
 
     One that cannot be evaluated, such as a class imported for type checkers alone, is Any.
     """
-    if inspect.isclass(schema) and is_dataclass(schema):
+    if _has_fields(schema):
         hints = _evaluate_annotations(schema)
         annotations = {field.name: hints.get(field.name, Any) for field in fields(schema)}
     else:
@@ -75,6 +75,14 @@ def schema_annotations(schema: Any) -> Record:
         if parameter.default is None and name in annotations:
             annotations[name] = Optional[annotations[name]]  # noqa: UP045 - some have no |
     return annotations
+
+
+def _has_fields(schema: Any) -> bool:
+    """Check that a class takes its fields as arguments, and has no `__init__` of its own."""
+    if not (inspect.isclass(schema) and is_dataclass(schema)):
+        return False
+    owner = next(base for base in schema.__mro__ if "__init__" in vars(base))
+    return "__dataclass_fields__" in vars(owner)
 
 
 def _find_function(schema: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from omegaconf import DictConfig
 
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
+from fedpfl.ground.casting import schema_annotations
 from fedpfl.ground.errors import pluralize
 from fedpfl.ground.records import Record, Values
 from fedpfl.ground.tasks import Task
@@ -203,7 +203,7 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
     needed_words = [f"{key}={needed_values[key]}" for key in needed_values.keys() - given_keys]
     keys = {}
     for method in request.methods:
-        keys[method] = {f"method.{field.name}" for field in fields(METHODS[method])}
+        keys[method] = {f"method.{name}" for name in schema_annotations(METHODS[method])}
     keys_of_any = set[str]().union(*keys.values())
     words_by_method: dict[str, list[str]] = {}
     for method in request.methods:

@@ -152,6 +152,12 @@ class Mine(FedAvg):
     def init(self, params, parts):
         print("method", self.kind, self.rule(0), self.sizes)
         return super().init(params, parts)
+class Pulled(FedAvg):
+    def __init__(self, mu: float = 0.1):
+        self.mu = mu
+    def init(self, params, parts):
+        print("method", self.mu, self.statistics)
+        return super().init(params, parts)
 class Layers:
     def __call__(
         self, shape, classes, act=nn.ReLU, width: int = None, odd: Odd = 5,
@@ -159,7 +165,7 @@ class Layers:
     ):
         print("model", act.__name__, width, odd, folder, depth)
         return MLP(shape, classes)
-METHODS = {"mine": Mine}
+METHODS = {"mine": Mine, "pulled": Pulled}
 MODELS = {"mine": functools.partial(Layers(), depth=8)}
 """
 
@@ -178,6 +184,10 @@ def test_arguments_of_every_kind_arrive(folder: Path, capsys) -> None:
     changed = capsys.readouterr().out
     assert "method b 1.0 (3,)\n" in changed
     assert "model ReLU 2 x b 8\n" in changed
+    build(plugin, "method=pulled", "method.mu=5", *TINY[:-2])
+    assert "method 5.0 None\n" in capsys.readouterr().out
+    with pytest.raises(FedpflError, match=r"method.mu must be a number, got 'x'"):
+        build(plugin, "method=pulled", "method.mu=x", *TINY[:-2])
     told = "model.act is not a key here; known keys of model=mine: "
     (line,) = run_command(*words, "model.act=x", cwd=folder).complaints
     assert told in line

@@ -33,7 +33,7 @@ from fedpfl.engine.keys import generator
 from fedpfl.engine.training import scripts, turn
 from fedpfl.engine.training.scripted_steps import overwrite
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, Data, Ditto, FedAvg, FedSelect
+from fedpfl.methods import METHODS, Data, Ditto, FedAvg, FedSelect, Phase
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -331,6 +331,32 @@ class ByValues(METHODS["fedavg"]):
         return self.read(losses, batch.x.flatten(1).sum(1))
 
 
+class Pulled(METHODS["fedavg"]):
+    """A user's method that is no dataclass, so that two are equal to Python."""
+
+    def __init__(self, mu):
+        self.mu = mu
+
+    def loss(self, server, client, net, params, batch):
+        loss = super().loss(server, client, net, params, batch)
+        return loss + self.mu / 2 * tree.squared_distance(params, server)
+
+
+class PulledByClosure(METHODS["fedavg"]):
+    """A user's method whose phase has another function each time."""
+
+    def __init__(self, find_mu):
+        self.find_mu = find_mu
+
+    def phases(self, server, client, params, epochs):
+        mu = self.find_mu()
+
+        def loss(server, client, net, params, batch):
+            return Pulled(mu).loss(server, client, net, params, batch)
+
+        return [Phase(epochs, loss=loss)]
+
+
 def find_kinds(values):
     return values.round().long() % 7
 
@@ -378,6 +404,19 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
     monkeypatch.setattr(scripts, "STEPS_BEFORE", 10**9)
     for states, run in zip(together, runs, strict=True):
         assert_same(states, play(make_loop(), *run))
+
+
+def test_methods_with_other_numbers_have_programs_of_their_own(federation):
+    """On one backend, as in lockstep; a closure may have another number in each round."""
+
+    def make_closure():
+        return PulledByClosure(iter((0.1, 5.0)).__next__)
+
+    shared, net = make_backend(Engine("batched"), tiny(), CPU), tiny()
+    shared._programs = ProgramCache(net, shared._autocast, Capture())
+    for make in (partial(Pulled, 0.1), partial(Pulled, 5.0), make_closure):
+        together = play_on(shared, make(), federation, COHORTS[:1] * 2)
+        assert_same(together, played(make(), federation, None, COHORTS[:1] * 2))
 
 
 def test_one_thread_at_a_time_runs_python_where_steps_are_short():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.kinds import function_key, method_key
 from fedpfl.engine.training.minibatches import SampleSource
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
@@ -70,7 +71,7 @@ class EvalJob:
     def kind(self) -> tuple[Any, ...]:
         """Return the key of jobs that share a program: samples, predictions and form of trees."""
         return (
-            self.method if self.has_own_predict else None,
+            method_key(self.method) if self.has_own_predict else None,
             self.split,
             self.metrics,
             self.horizon and (self.horizon.time, self.horizon.hazard is None),
@@ -145,9 +146,12 @@ class TrainJob:
 
     def kind(self) -> tuple[Any, ...]:
         """Return the key of jobs that share a program: samples, loss, steps and form of trees."""
-        # The method tells its phases' functions apart.
         phases = [
-            phase_structure(phase._replace(loss=None, step=None, after_gradient=None))
+            phase_structure(phase)._replace(
+                loss=function_key(phase.loss, self.method),
+                step=function_key(phase.step, self.method),
+                after_gradient=function_key(phase.after_gradient, self.method),
+            )
             for phase in self.plan.phases
         ]
         local = self.plan.local
@@ -156,7 +160,7 @@ class TrainJob:
         # Ragged entries of client states differ in length.
         client = {} if self.is_plain else self.client
         return (
-            None if self.is_plain else self.method,
+            None if self.is_plain else method_key(self.method),
             (self.plan.tuned, self.plan.by_sample, local),
             self.draws[0].protection and self.draws[0].protection.clip,
             _sample_key(self.rows),

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedpfl.engine.training.forms import describe_form_change
 from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.kinds import is_frozen, method_key
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.step import PureStep, StepState
 from fedpfl.engine.training.vectorize import Hook
@@ -134,11 +135,10 @@ class ScriptedSteps:
         settings = (local.momentum, local.nesterov, local.weight_decay, local.clip)
         adam = (local.optimizer, local.betas, local.eps)
         job = self._step.job
-        # A method's hook is equal to itself alone: other values would be other constants.
+        # Other values would be other constants; a user's method may have some in another round.
         hooks = None
         if not job.is_plain:
-            # A user's method may have other numbers in another round.
-            hooks = (*_list_hooks(job, self._step.phase), *vars(job.method).values())
+            hooks = (*_list_hooks(job, self._step.phase), method_key(job.method))
         forms = []
         for name, leaf in tree.items(self._state):
             # Steps do not depend on how many samples a client has.
@@ -186,15 +186,9 @@ def _looks_at_tensors_alone(step: PureStep) -> bool:
         return True
     if tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES:
         return False
-    if not all(map(_is_value, vars(job.method).values())):
+    if not is_frozen(method_key(job.method)):
         return False
     return all(_is_known_hook(hook, job.method) for hook in _list_hooks(job, step.phase))
-
-
-def _is_value(value: object) -> bool:
-    """Check that a method's attribute is one value: a list or an object could change inside."""
-    is_hashed_by_value = type(value).__hash__ not in (None, object.__hash__)
-    return is_hashed_by_value or value is None or inspect.isroutine(value)
 
 
 def _list_hooks(job: TrainJob, phase: Phase) -> list[Hook]:
