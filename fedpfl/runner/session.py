@@ -319,11 +319,14 @@ def _make_backend(
     )
     # ---- In lockstep, runs share a backend if they share all its parts.
     if stage:
+        is_trusted = all(net.traits.trusted for net in run.net.nets)
         key = (
             "backend",
             str(run.config["model"]),
             str(run.config.get("adapter")),
             fingerprint([net.fixed for net in run.net.nets]),
+            # A user's network may have drawn more than its weights.
+            is_trusted or run.settings.seed,
             run.federation.shape,
             run.federation.classes,
             run.engine,

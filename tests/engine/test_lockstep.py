@@ -11,6 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from fedpfl.config import plugins
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.engine import Engine, make_backend, make_initial_state
@@ -24,12 +25,21 @@ from fedpfl.ground import memory
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
 from fedpfl.runner import session
 from hydra_plugins.fedpfl_lockstep import LockstepLauncher
-from tests.command import TINY, compose_once, read_checkpoint, read_summary, read_table, run_command
+from tests.command import (
+    TINY,
+    TINY_TASK,
+    compose_once,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    run_command,
+)
 from tests.conftest import (
     BACKENDS,
     COHORTS,
     CPU,
     LOCAL,
+    ROOT,
     assert_close,
     assert_same,
     make_federation,
@@ -140,16 +150,24 @@ def test_several_runs_on_a_gpu_join_by_themselves(devices, chdir, joins, monkeyp
     assert told.count("\n") == joins
 
 
-def test_only_runs_with_the_same_frozen_weights_share_a_backend():
-    """A backend has one network: with another run's body a model would be another one."""
+@pytest.mark.parametrize(
+    ("words", "shares_over_seeds"),
+    [(("model=mlp",), True), (("model=mlp", "adapter=head"), False), (("model=wide",), False)],
+    ids=["built in", "frozen weights", "own"],
+)
+def test_only_runs_with_the_same_network_share_a_backend(words, shares_over_seeds, monkeypatch):
+    """Frozen weights follow the seed, and so may what a user's network draws beside weights."""
+    monkeypatch.setattr(session, "try_plugins", lambda *about: None)
+    files = plugins.load_plugins([ROOT / "docs/mine.py"])
     stage, backends = LockstepStage(1), []
     for seed in (1, 2, 1):
-        words = (*TINY, "model=mlp", "adapter=head", "method=fedavg", f"seed={seed}")
-        run = build_run(check_config(compose_once(*words)))
+        seeded = (*TINY_TASK, *words, f"plugins={files}", "method=fedavg", f"seed={seed}")
+        run = build_run(check_config(compose_once(*seeded)))
         progress = SimpleNamespace(recorded_engine={}, state=SimpleNamespace(round=0))
         backends.append(session._make_backend(run, stage, progress)._backend)
+    plugins.load_plugins([])
     assert backends[0] is backends[2]
-    assert backends[0] is not backends[1]
+    assert (backends[0] is backends[1]) == shares_over_seeds
 
 
 ARGUMENTS = ("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1")
