@@ -15,7 +15,7 @@ def method_key(method: Method) -> Hashable:
     """Return a method's class and values, as they are now.
 
     Two methods may compare as equal and have different values: a class that is no dataclass has
-    values that are no fields.
+    values that are no fields. Where a value could change inside, no second key equals the first.
     """
     return type(method), *map(_freeze, vars(method).items())
 
@@ -25,13 +25,6 @@ def function_key(function: Any, method: Method) -> Any:
     if inspect.ismethod(function) and function.__self__ is method:
         return function.__func__
     return function
-
-
-def is_frozen(key: Hashable) -> bool:
-    """Check that a key is equal to itself in another round."""
-    if isinstance(key, tuple):
-        return all(map(is_frozen, key))
-    return type(key) is not object
 
 
 def _freeze(value: Any) -> Hashable:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpfl.engine.training.forms import describe_form_change
 from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
-from fedpfl.engine.training.kinds import is_frozen, method_key
+from fedpfl.engine.training.kinds import method_key
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.step import PureStep, StepState
 from fedpfl.engine.training.vectorize import Hook
@@ -186,7 +186,7 @@ def _looks_at_tensors_alone(step: PureStep) -> bool:
         return True
     if tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES:
         return False
-    if not is_frozen(method_key(job.method)):
+    if method_key(job.method) != method_key(job.method):
         return False
     return all(_is_known_hook(hook, job.method) for hook in _list_hooks(job, step.phase))
 
