@@ -319,14 +319,17 @@ def _make_backend(
     )
     # ---- In lockstep, runs share a backend if they share all its parts.
     if stage:
-        is_trusted = all(net.traits.trusted for net in run.net.nets)
+        networks = []
+        for net in run.net.nets:
+            # A user's network may have drawn more by the seed than its weights.
+            unused = ["seed"] if net.traits.trusted else []
+            facts = tree.drop(net.facts, unused)
+            networks.append((str(tree.specs(net.params)), str(facts), net.fixed))
         key = (
             "backend",
             str(run.config["model"]),
             str(run.config.get("adapter")),
-            fingerprint([net.fixed for net in run.net.nets]),
-            # A user's network may have drawn more than its weights.
-            is_trusted or run.settings.seed,
+            fingerprint(networks),
             run.federation.shape,
             run.federation.classes,
             run.engine,

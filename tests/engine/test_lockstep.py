@@ -151,23 +151,29 @@ def test_several_runs_on_a_gpu_join_by_themselves(devices, chdir, joins, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("words", "shares_over_seeds"),
-    [(("model=mlp",), True), (("model=mlp", "adapter=head"), False), (("model=wide",), False)],
-    ids=["built in", "frozen weights", "own"],
+    ("words", "other", "shares"),
+    [
+        (("model=mlp",), "seed=2", True),
+        (("model=mlp", "adapter=head"), "seed=2", False),
+        (("model=wide",), "seed=2", False),
+        (("model=mlp", "adapter=lora", "adapter.layers=[linear]"), "method=fedex_lora", False),
+        (("model=mlp",), "rounds=3", False),
+    ],
+    ids=["built in", "frozen weights", "own", "residue", "facts"],
 )
-def test_only_runs_with_the_same_network_share_a_backend(words, shares_over_seeds, monkeypatch):
+def test_only_runs_with_the_same_network_share_a_backend(words, other, shares, monkeypatch):
     """Frozen weights follow the seed, and so may what a user's network draws beside weights."""
     monkeypatch.setattr(session, "try_plugins", lambda *about: None)
     files = plugins.load_plugins([ROOT / "docs/mine.py"])
     stage, backends = LockstepStage(1), []
-    for seed in (1, 2, 1):
-        seeded = (*TINY_TASK, *words, f"plugins={files}", "method=fedavg", f"seed={seed}")
-        run = build_run(check_config(compose_once(*seeded)))
+    common = (*TINY_TASK, *words, f"plugins={files}", "method=fedavg", "seed=1")
+    for own in ((), (other,), ()):
+        run = build_run(check_config(compose_once(*common, *own)))
         progress = SimpleNamespace(recorded_engine={}, state=SimpleNamespace(round=0))
         backends.append(session._make_backend(run, stage, progress)._backend)
     plugins.load_plugins([])
     assert backends[0] is backends[2]
-    assert (backends[0] is backends[1]) == shares_over_seeds
+    assert (backends[0] is backends[1]) == shares
 
 
 ARGUMENTS = ("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1")
