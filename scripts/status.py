@@ -17,14 +17,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedpfl.papers.fedobp import logs
-from fedpfl.papers.fedobp.tables import SOURCE
 from fedpfl.papers.layout import Layout
 from fedpfl.papers.published import Key, Published, lookup, published_numbers
 from fedpfl.papers.registry import NAMES, TABLES
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.text import letters_and_digits
-from reproduction import LAST_ROUND, METHOD_NAMES, fill_page, markdown, read_results
+from reproduction import METHOD_NAMES, fill_page, markdown, read_best_of_four, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "status.md"
 RESULTS = PAGE.parent / "results" / "status.csv"
@@ -83,22 +81,10 @@ def find_quoted(name: str) -> dict[Key, Published]:
 
 def read_best() -> dict[Cell, dict[float, float]]:
     """Return FedOBP's cells of 400 rounds by momentum, by its rule: the best of four, pooled."""
-    runs = read_results("by_round")
-    runs = runs[runs["round"].isin(logs.ROUNDS)]
-    keys = ["dataset", "partition", "method", "momentum", "precision"]
-    best_by_cell: dict[Cell, dict[float, float]] = {}
-    for (dataset, partition, label, momentum, _), run in runs.groupby(keys):
-        setting = partition.removesuffix(" published")
-        method = label.split(" ")[0]
-        quantile = lookup((f"{SOURCE}II", "quantile q", "FedOBP", dataset, setting))
-        is_papers = label in (method, f"{method} (head_init=server_average)")
-        if method == "fedobp" and quantile:
-            is_papers = label == f"fedobp (q={quantile.value:g})"
-        if is_papers and LAST_ROUND in set(run["round"]):
-            table = "fedobp/table4" if dataset in ("MNIST", "FMNIST") else "fedobp/table3"
-            cell = Cell(table, METHOD_TITLES[method], dataset, setting)
-            best = run.groupby("seed")["accuracy_pooled"].max().mean()
-            best_by_cell.setdefault(cell, {})[momentum] = best
+    best_by_cell = {}
+    for (dataset, setting, method), best in read_best_of_four().items():
+        table = "fedobp/table4" if dataset in ("MNIST", "FMNIST") else "fedobp/table3"
+        best_by_cell[Cell(table, METHOD_TITLES[method], dataset, setting)] = best
     return best_by_cell
 
 
