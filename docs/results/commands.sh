@@ -39,6 +39,11 @@ python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,fedper dataset=f
 python -m fedpfl.train -m experiment=fedobp/paper method=local_only dataset=fmnist,mnist partition.alpha=0.1,0.5 \
     engine.precision=bf16 data_dir=DIR
 
+python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,local_only dataset=mnist partition.alpha=0.5 \
+    local.momentum=0.0 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
+python -m fedpfl.train -m experiment=fedobp/paper method=fedrep dataset=fmnist,mnist partition.alpha=0.1,0.5 \
+    local.momentum=0.0,0.7 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
+
 # ---- Table IV: FashionMNIST, Dir(0.1), shorter runs
 python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=fedprox,fedrep,fedbabu \
     local.momentum=0.7 engine.precision=bf16 rounds=60 eval.finetune_every=60 data_dir=DIR
