@@ -38,7 +38,6 @@ python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,fedper dataset=f
     engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=local_only dataset=fmnist,mnist partition.alpha=0.1,0.5 \
     engine.precision=bf16 data_dir=DIR
-
 python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,local_only dataset=mnist partition.alpha=0.5 \
     local.momentum=0.0 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=fedrep dataset=fmnist,mnist partition.alpha=0.1,0.5 \
