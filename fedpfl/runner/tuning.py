@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -203,7 +203,8 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
     needed_words = [f"{key}={needed_values[key]}" for key in needed_values.keys() - given_keys]
     keys = {}
     for method in request.methods:
-        keys[method] = {f"method.{name}" for name in schema_annotations(METHODS[method])}
+        schema: Any = METHODS[method]
+        keys[method] = {f"method.{name}" for name in schema_annotations(schema)}
     keys_of_any = set[str]().union(*keys.values())
     words_by_method: dict[str, list[str]] = {}
     for method in request.methods:
