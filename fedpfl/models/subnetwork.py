@@ -213,7 +213,9 @@ def _find_entries(
     leaf: Tensor, axes: tuple[Axis | None, ...], neurons: Mapping[str, Tensor]
 ) -> Tensor:
     """Return where a tensor's entries of remaining neurons are, in the shape of that part."""
-    positions = torch.arange(leaf.numel(), device=leaf.device).view(leaf.shape)
+    # The network's own values are not on the device of what trains.
+    device = next(iter(neurons.values())).device
+    positions = torch.arange(leaf.numel(), device=device).view(leaf.shape)
     for dim, axis in enumerate(axes):
         if axis is not None:
             is_present = neurons[axis.group].repeat_interleave(axis.block)
