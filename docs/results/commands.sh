@@ -40,6 +40,8 @@ python -m fedpfl.train -m experiment=fedobp/paper method=local_only dataset=fmni
     engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,local_only dataset=mnist partition.alpha=0.5 \
     local.momentum=0.0 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
+python -m fedpfl.train experiment=fedobp/paper method=fedavg dataset=mnist partition.alpha=0.1 \
+    local.momentum=0.0 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=fedrep dataset=fmnist,mnist partition.alpha=0.1,0.5 \
     local.momentum=0.0,0.7 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
 
