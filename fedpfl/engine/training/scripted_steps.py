@@ -186,6 +186,7 @@ def _looks_at_tensors_alone(step: PureStep) -> bool:
         return True
     if tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES:
         return False
+    # A second key differs from the first where a value could change inside.
     if method_key(job.method) != method_key(job.method):
         return False
     return all(_is_known_hook(hook, job.method) for hook in _list_hooks(job, step.phase))
